@@ -89,9 +89,9 @@ def may_count(value: Any, x: Any) -> bool:
     return is_number and isinstance(x, Tensor) and value.device == x.device
 
 
-def is_symbolic(x: Any) -> bool:
+def is_symbolic(given: Iterable[Any]) -> bool:
     """Whether something stands for a tensor in torch.fx, which records what is done to it."""
-    return isinstance(x, Proxy)
+    return any(isinstance(value, Proxy) for value in given)
 
 
 def refuse_learning(chain: Chain, operands: Sequence[Any]) -> None:

@@ -23,6 +23,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -34,7 +35,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from fusegen import __version__
+from fusegen import __version__, locking
 from fusegen.errors import BuildError, CacheError
 
 MODULE_NAME = "module.so"
@@ -106,6 +107,11 @@ def environment() -> Environment:
     cache_dir = os.path.expanduser(cache_dir)
     if cache_dir.startswith("~"):
         raise CacheError(f"no home directory for {cache_dir}; set FUSEGEN_CACHE_DIR")
+    if found := re.search(r"[:$|\n]", cache_dir):
+        raise CacheError(
+            f"the cache's path {cache_dir!r} has a {found[0]!r}, with which ninja cannot build; "
+            "name another directory in FUSEGEN_CACHE_DIR"
+        )
     return Environment(Path(os.path.abspath(cache_dir)), SWITCH_WORDS[switch.lower()])
 
 
@@ -148,10 +154,10 @@ def load_or_build(
             "FUSEGEN_CACHE_DIR, torch and compiler"
         )
     try:
-        lock = _acquire_lock(root, entry)
+        lock = locking.acquire(root / "locks" / entry.key)
     except OSError as error:
         root = Path(_private_directory().name)
-        lock = _acquire_lock(root, entry)
+        lock = locking.acquire(root / "locks" / entry.key)
         warnings.warn(
             f"fusegen cannot write its cache {settings.cache_dir} ({error.strerror}) and builds in "
             f"{root}, for this process only; name a writable directory in FUSEGEN_CACHE_DIR",
@@ -160,19 +166,33 @@ def load_or_build(
     try:
         found = _look_up(root, entry, load)
         return found if found is not None else _build(root, entry, build, load)
+    except OSError as error:
+        raise CacheError(
+            f"the cache {root} cannot be used to build {entry.chain_text!r}: {error}; make room "
+            "and permit writing there, or name another directory in FUSEGEN_CACHE_DIR"
+        ) from error
     finally:
-        os.close(lock)
+        locking.release(lock)
 
 
-def remember(question: str, answer: Callable[[], str]) -> str:
-    """The answer to a question, kept on disk; the question must name all that it depends on."""
+def remember(
+    question: str, answer: Callable[[], str], *, is_sure: Callable[[], bool] = lambda: True
+) -> str:
+    """The answer to a question, kept on disk; the question must name all that it depends on.
+
+    A digest of both stands before it, so that an answer that is damaged, or another question's, is
+    found again. One that is not sure, which is asked once it is known, is not kept.
+    """
     path = cache_root() / "facts" / build_key(question)
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        return path.read_text()
+        digest, _, known = path.read_text().partition("\n")
+        if digest == build_key(question, known):
+            return known
     known = answer()
     with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_whole(path, known)
+        if is_sure():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write_whole(path, f"{build_key(question, known)}\n{known}")
     return known
 
 
@@ -181,9 +201,10 @@ def keep(name: str, make: Callable[[Path], None]) -> Path:
     name must say all that it depends on. Where the cache cannot be written, it is this process's.
     """
     folder = cache_root() / "shared"
-    for path in folder.glob(f"{name}-*"):
-        if path.name == f"{name}-{_digest(path)}":
-            return path
+    with contextlib.suppress(OSError):  # what cannot be read is made
+        for path in folder.glob(f"{name}-*"):
+            if path.name == f"{name}-{_digest(path)}":
+                return path
     unique = f"building-{name}-{os.getpid()}-{threading.get_ident()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -280,23 +301,6 @@ def _build(
         ) from error
 
 
-def _acquire_lock(root: Path, entry: Entry) -> int:
-    """A descriptor that holds the entry's lock until it is closed."""
-    path = root / "locks" / entry.key
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(lock), os.stat(path)):
-                    return lock
-        except BaseException:
-            os.close(lock)
-            raise
-        os.close(lock)  # clear() removed the file between open and flock
-
-
 def _remove_abandoned(root: Path, key: str) -> None:
     """Removes a key's attempts; under its lock they can only be those of killed processes."""
     for path in (root / "building").glob(f"{key}-*"):
@@ -308,7 +312,8 @@ def _set_aside(directory: Path, shelf: Path) -> Path:
     shelf.mkdir(parents=True, exist_ok=True)
     kept = shelf / f"{time.time_ns()}-{directory.name}"
     os.replace(directory, kept)
-    for path in sorted(shelf.iterdir())[:-SET_ASIDE_LIMIT]:
+    others = sorted(path for path in shelf.iterdir() if path != kept)
+    for path in others[: 1 - SET_ASIDE_LIMIT]:
         shutil.rmtree(path, ignore_errors=True)
     return kept
 

@@ -37,7 +37,8 @@ _ONE_STEP = "a step is an operation's name, as in gelu or leaky_relu(0.2), and |
 
 
 def chain(source: str | Chain | Op | Callable[..., Any]) -> Chain:
-    """The chain that source describes: text, a Chain, an op, or a function of expressions.
+    """The chain that source describes: text, a Chain, an op, or a function of expressions; or that
+    of what is compiled already.
 
     Also a decorator: `@fusegen.chain` on `def f(x, scale: Channel): return x * scale`.
     """
@@ -48,6 +49,8 @@ def chain(source: str | Chain | Op | Callable[..., Any]) -> Chain:
         return parse(source)
     if isinstance(source, Op):
         return source()
+    if isinstance(found := getattr(source, "chain", None), Chain):  # of what is compiled already
+        return found
     if callable(source):
         return trace(source)
     raise ChainError(

@@ -16,11 +16,11 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from threading import Lock
 from typing import Literal
 from weakref import WeakValueDictionary
 
 from fusegen.errors import ChainError
+from fusegen.locking import open_lock
 
 Extent = frozenset[int]
 Number = float | int
@@ -115,7 +115,7 @@ class Expr:
 
 
 _interned: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
-_interning = Lock()
+_interning = open_lock()
 
 
 def make(

@@ -24,7 +24,7 @@ class Layer(nn.Module):
     for a name that is no operand's, or that a module cannot hold.
     """
 
-    def __init__(self, source: str | Chain | Op | Callable[..., Any], **held: Tensor) -> None:
+    def __init__(self, source: str | Chain | Op | Callable[..., Any], /, **held: Tensor) -> None:
         super().__init__()
         found = chain(source)
         self._in_training, self._in_evaluation = Fused(found), Fused(_in_evaluation(found))
@@ -39,15 +39,19 @@ class Layer(nn.Module):
                 f"no operand is called {name!r}: the chain {self.chain.text!r} takes "
                 f"{', '.join(('x', *self._given))}"
             )
+        if not isinstance(tensor, Tensor):
+            raise ArgumentError(
+                f"operand {name!r}: got a {type(tensor).__name__}, wanted an nn.Parameter or a "
+                "tensor; leave it out to pass it in each call"
+            )
         try:
             if isinstance(tensor, nn.Parameter):
                 self.register_parameter(name, tensor)
             else:
                 self.register_buffer(name, tensor)
-        except (KeyError, TypeError) as error:
+        except KeyError as error:
             raise ArgumentError(
-                f"operand {name!r} cannot be held: {error.args[0]}; pass a tensor, and give the "
-                "operand a name that a module has no use for"
+                f"operand {name!r} cannot be held: {error.args[0]}; call it something else"
             ) from error
 
     @property

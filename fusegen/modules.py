@@ -66,12 +66,19 @@ class _Text:
     chain_hash: str
 
 
-@functools.cache
-def generator() -> str:
-    """What stands for the generator itself: every file of the package, by size and time."""
+def _package() -> str:
+    """A digest of every file of the package."""
     root = Path(__file__).parent
     files = sorted([*root.rglob("*.py"), *root.glob("templates/**/*.*")])
-    return "\n".join(f"{f} {(s := f.stat()).st_size} {s.st_mtime_ns}" for f in files)
+    return cache.build_key(*[part for f in files for part in (str(f), f.read_text())])
+
+
+_GENERATOR = _package()  # as it is imported: its files may be others by the time it is asked for
+
+
+def generator() -> str:
+    """What stands for the generator itself."""
+    return _GENERATOR
 
 
 def _emitted(chain: Chain, programs: Sequence[Program], signature: Signature) -> _Text:
@@ -85,10 +92,14 @@ def _emitted(chain: Chain, programs: Sequence[Program], signature: Signature) ->
 
     outlines = [p.outline for p in programs]
     question = "\n\n".join([generator(), chain.hash, chain.text, repr(signature), *outlines])
-    try:
-        return _Text(**json.loads(cache.remember(question, emit)))
-    except (ValueError, TypeError):  # damaged on disk; what is printed anew is right
-        return _Text(**json.loads(emit()))
+
+    def is_sure() -> bool:
+        """Whether modules that were imported just now are of this version, and not of one that has
+        taken its place meanwhile.
+        """
+        return _package() == _GENERATOR
+
+    return _Text(**json.loads(cache.remember(question, emit, is_sure=is_sure)))
 
 
 _modules: dict[tuple[str, str | None], ModuleType] = {}

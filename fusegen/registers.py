@@ -11,11 +11,21 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fusegen.errors import UnsupportedError
+
 # ptxas's flags that make a spill an error.
 COMPLAINING = ("-Xptxas=-warn-spills", "-Xptxas=-Werror")
 _SPILLED = re.compile(r"spilled to local memory in function '(\w+)'")
 _LEAST_THREADS = 512  # of a multiprocessor
 _BOUNDS = re.compile(r"__launch_bounds__\((?P<threads>\d+), (?P<blocks>\d+)\)\s+(?P<kernel>\w+)\(")
+
+
+def gencode_flag(arch: str | None) -> str:
+    """nvcc's flag for machine code of one architecture; with it, torch adds none of its own."""
+    matched = re.fullmatch(r"sm_(\d+[a-z]?)", arch or "")
+    if matched is None:
+        raise UnsupportedError(f"the GPU architecture is {arch!r}; it has to look like 'sm_90'")
+    return f"-gencode=arch=compute_{matched[1]},code=sm_{matched[1]}"
 
 
 def roomier(text: str, complaint: str) -> str:

@@ -88,7 +88,7 @@ class Fused:
                 return cast(x, *operands, out=out, **named)
         if named or len(operands) != len(self._given):
             operands = self._by_name(operands, named)
-        if self._draws and not is_symbolic(x):
+        if self._draws and not is_symbolic((x, *operands)):
             operands = self._with_seeds(x, operands)
         # What looks inside, and would not see a planned call, is refused further down.
         is_plain = out is None and tracing_state() is None and forward_ad._current_level < 0
@@ -97,7 +97,7 @@ class Fused:
                 result = part.recognised(x, operands)
                 if result is not None:
                     return result
-        if is_symbolic(x):
+        if is_symbolic((x, *operands, out)):
             return self._shown(x, operands, {}, out)
         if self._updates:
             refuse_learning(self.chain, operands)

@@ -22,7 +22,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,8 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from fusegen import cache, registers
-from fusegen.errors import BuildError, UnsupportedError
+from fusegen.errors import BuildError
+from fusegen.locking import open_lock
 
 
 class Source(Protocol):
@@ -113,12 +113,14 @@ USUAL_CUDA_HOME = Path("/usr/local/cuda")
 COMPILER_WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
 CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
 ERROR_LINE = r"^.*(?:\berror\b ?[:#]|\bfatal\b|cannot find -l|undefined reference|No such file).*$"
-INSTALL_CXX = "install g++ (Debian and Ubuntu: apt install g++), or name a compiler in CXX"
+INSTALL_CXX = (
+    "install g++ (Debian and Ubuntu: apt install g++), or name one in CXX, without options"
+)
 INSTALL_NVCC = (
     "install the CUDA toolkit of torch's CUDA version, and put its nvcc on PATH or set CUDA_HOME"
 )
 
-_load_inline_lock = threading.Lock()  # load_inline and the names it reads are one a process
+_load_inline_lock = open_lock()  # load_inline and the names it reads are one a process
 
 
 def load(source: Source, arch: str | None = None) -> ModuleType:
@@ -158,7 +160,9 @@ def fingerprint(target: str, arch: str | None = None) -> dict[str, str]:
         facts |= {
             "nvcc": compiler_version(nvcc_path()),
             "nvcc_host": compiler_version(shutil.which(os.environ.get("CC", "g++"))),
-            "nvcc_flags": " ".join((*flags.nvcc, *registers.COMPLAINING, gencode_flag(arch))),
+            "nvcc_flags": " ".join(
+                (*flags.nvcc, *registers.COMPLAINING, registers.gencode_flag(arch))
+            ),
             "nvcc_environment": " | ".join(
                 os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
             ),
@@ -184,7 +188,7 @@ def build(source: Source, arch: str | None, directory: Path) -> Path:
     def compiled(text: str, complaining: Sequence[str] = ()) -> Path:
         name = f"{source.module_name}_{uuid.uuid4().hex[:8]}"
         path = directory / f"{name}.so"
-        nvcc_flags = [*flags.nvcc, *complaining, gencode_flag(arch)] if is_cuda else None
+        nvcc_flags = [*flags.nvcc, *complaining, registers.gencode_flag(arch)] if is_cuda else None
         try:
             with _load_inline_lock, _load_inline_with(cuda_home) as load_inline:
                 load_inline(
@@ -273,17 +277,9 @@ def import_module(name: str, path: Path) -> ModuleType:
     return module
 
 
-def gencode_flag(arch: str | None) -> str:
-    """nvcc's flag for machine code of one architecture; with it, torch adds none of its own."""
-    matched = re.fullmatch(r"sm_(\d+[a-z]?)", arch or "")
-    if matched is None:
-        raise UnsupportedError(f"the GPU architecture is {arch!r}; it has to look like 'sm_90'")
-    return f"-gencode=arch=compute_{matched[1]},code=sm_{matched[1]}"
-
-
 def cxx_path() -> str | None:
     """The C++ compiler that load_inline will run, or None."""
-    return shutil.which(os.environ.get("CXX", "c++"))
+    return shutil.which(os.environ.get("CXX") or "c++")
 
 
 def nvcc_path() -> str | None:
@@ -329,10 +325,13 @@ def compiler_version(path: str | None) -> str:
 @functools.cache
 def _ask_version(path: str, mtime_ns: int, size_bytes: int) -> str:
     def ask() -> str:
-        environment = os.environ | {"LC_ALL": "C"}
-        command = [path, "--version"]
-        answer = subprocess.run(command, capture_output=True, text=True, env=environment)
-        lines = [line for line in answer.stdout.splitlines() if line.strip()]
+        told = {**os.environ, "LC_ALL": "C"}
+        try:
+            answer = subprocess.run([path, "--version"], capture_output=True, env=told)
+        except OSError as error:
+            raise BuildError(f"{path} --version does not run: {error}; {INSTALL_CXX}") from error
+        told_back = answer.stdout.decode(errors="replace").splitlines()
+        lines = [line for line in told_back if line.strip()]
         # g++ and clang++ name their version in the first line, nvcc in the last two.
         chosen = lines[-2:] if lines and lines[0].startswith("nvcc:") else lines[:1]
         return f"{' '.join(chosen)} ({size_bytes} bytes)"
@@ -361,7 +360,7 @@ def _check_tools(source: Source) -> Path | None:
     what = f"{source.chain_text!r} ({source.target}) cannot be built"
     if cxx_path() is None:
         raise BuildError(
-            f"{what}: no C++ compiler {os.environ.get('CXX', 'c++')!r} on PATH; {INSTALL_CXX}"
+            f"{what}: no C++ compiler {os.environ.get('CXX') or 'c++'!r} on PATH; {INSTALL_CXX}"
         )
     if source.target != "cuda":
         return None

@@ -21,6 +21,7 @@ TEMPLATES = ROOT / "templates"
 # A module imports only from modules further up.
 ORDER = (
     "errors",
+    "locking",
     "ir",
     "verification",
     "windowing",

@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -286,6 +287,21 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
         ]
         settings = session.Settings("cpu", True, (), "abc", path)
         return session.run(chosen, settings), path
+
+
+def test_a_report_goes_where_a_link_leads_and_takes_no_devices_place(tmp_path: Path) -> None:
+    report: Any = {"rows": []}
+    link, pipe = tmp_path / "link.json", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "run.json")
+    session._write(report, link)
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "run.json").read_text()) == report
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    session._write(report, pipe)
+    assert json.loads(os.read(reader, 1 << 16)) == report
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_a_report_has_what_was_agreed(measured: tuple[dict[str, Any], Path]) -> None:

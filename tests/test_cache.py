@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import cache
+from fusegen import cache, locking
 from fusegen.errors import BuildError, CacheError
 
 ENTRY = cache.Entry(
@@ -69,7 +70,7 @@ def contents(path):
 # In a process of its own. argv: a log to append to, seconds that the build takes.
 CHILD = f"""
 import os, sys, time
-from fusegen import cache
+from fusegen import cache, locking
 log, seconds = sys.argv[1], float(sys.argv[2])
 def build(directory):
     with open(log, "a") as file:
@@ -370,7 +371,7 @@ def test_clear_leaves_a_build_in_progress_alone(root):
 
 
 def test_a_waiter_whose_lock_file_was_cleared_takes_the_new_one(root, monkeypatch):
-    original, removed = cache.fcntl.flock, []
+    original, removed = locking.fcntl.flock, []
 
     def flock(lock, operation):
         if not removed:
@@ -378,16 +379,97 @@ def test_a_waiter_whose_lock_file_was_cleared_takes_the_new_one(root, monkeypatc
             (root / "locks" / ENTRY.key).unlink()
         original(lock, operation)
 
-    monkeypatch.setattr(cache.fcntl, "flock", flock)
-    lock = cache._acquire_lock(root, ENTRY)
+    monkeypatch.setattr(locking.fcntl, "flock", flock)
+    lock = locking.acquire(root / "locks" / ENTRY.key)
     assert os.path.samestat(os.fstat(lock), os.stat(root / "locks" / ENTRY.key))
-    os.close(lock)
+    locking.release(lock)
+
+
+def forked(function):
+    """A child that runs a function, and ends."""
+    child = os.fork()
+    if child == 0:
+        function()
+        os._exit(0)
+    return child
+
+
+def ended(child):
+    """Whether it ends within five seconds; if not, it is killed."""
+    for _ in range(100):
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return True
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+def test_a_forked_child_holds_no_lock_of_its_parent(root):
+    path, held = root / "locks" / ENTRY.key, locking.open_lock()
+    lock = locking.acquire(path)
+    with held:
+        sleeper = forked(lambda: time.sleep(60))
+        waiter = forked(lambda: locking.release(locking.acquire(path)))
+        taker = forked(held.acquire)
+        assert ended(taker)
+        locking.release(lock)
+        assert ended(waiter)  # though the sleeper has the descriptor that its parent had
+    os.kill(sleeper, signal.SIGKILL)
+    os.waitpid(sleeper, 0)
 
 
 def test_an_answer_is_asked_for_once():
     assert cache.remember("which version?", lambda: "12") == "12"
     assert cache.remember("which version?", lambda: "13") == "12"
     assert cache.remember("which other version?", lambda: "13") == "13"
+
+
+@pytest.mark.parametrize("damage", ["", "12", "{digest}\n13", "\0" * 40])
+def test_an_answer_that_is_damaged_is_asked_for_again(root, damage):
+    assert cache.remember("which version?", lambda: "12") == "12"
+    (path,) = (root / "facts").iterdir()
+    path.write_text(damage.format(digest=path.read_text().partition("\n")[0]))
+    assert cache.remember("which version?", lambda: "14") == "14"
+    assert cache.remember("which version?", lambda: "15") == "14"
+
+
+def test_an_answer_to_another_question_is_none(root):
+    cache.remember("which version?", lambda: "12")
+    (first,) = (root / "facts").iterdir()
+    cache.remember("which other version?", lambda: "13")
+    (second,) = (p for p in (root / "facts").iterdir() if p != first)
+    second.write_bytes(first.read_bytes())
+    assert cache.remember("which other version?", lambda: "14") == "14"
+
+
+def test_an_answer_that_is_not_sure_is_not_kept():
+    assert cache.remember("which version?", lambda: "12", is_sure=lambda: False) == "12"
+    assert cache.remember("which version?", lambda: "13") == "13"
+
+
+def test_a_path_that_ninja_cannot_build_in_is_told(monkeypatch, tmp_path):
+    for name, character in (("a:b", ":"), ("a$b", "$")):
+        monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / name))
+        with pytest.raises(CacheError, match=re.escape(f"has a {character!r}, with which ninja")):
+            cache.cache_root()
+
+
+def test_what_is_set_aside_last_is_kept_whatever_the_clock_said(tmp_path):
+    shelf = tmp_path / "failed"
+    for i in range(cache.SET_ASIDE_LIMIT + 2):
+        (shelf / f"{9 * 10**18 + i}-of-the-future").mkdir(parents=True)
+    (tmp_path / "attempt").mkdir()
+    kept = cache._set_aside(tmp_path / "attempt", shelf)
+    assert kept.is_dir()
+    assert len([*shelf.iterdir()]) == cache.SET_ASIDE_LIMIT
+
+
+def test_a_cache_that_cannot_be_used_is_told(root):
+    root.mkdir(exist_ok=True)
+    (root / "building").write_text("a file where a directory is to be")
+    with pytest.raises(CacheError, match=r"cannot be used to build .* make room and"):
+        cache.load_or_build(ENTRY, lambda directory: directory, lambda path: path)
 
 
 class Terminal(io.StringIO):

@@ -181,6 +181,11 @@ def test_takes_lists_the_operands_in_the_order_of_a_call(text, canonical, given)
     assert all(step.op != "takes" for step in found.steps)
 
 
+def test_takes_wants_names() -> None:
+    with pytest.raises(ChainError, match=r"takes takes names, as in takes\('weight', 'bias'\)"):
+        takes()
+
+
 def test_joined_chains_keep_the_order_of_each() -> None:
     joined = takes("a", "b") | mul("b") | add("a") | chain("takes(c, d) | mul(d) | add(c)")
     assert joined.given == ("a", "b", "c", "d")

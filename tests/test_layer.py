@@ -93,6 +93,12 @@ def test_an_order_that_is_listed_holds_in_evaluation(device):
     torch.testing.assert_close(layer(x, b, a=a), x * b + a)
 
 
+def test_what_is_compiled_already_is_a_chain_too():
+    layer = Layer("mul(a) | gelu")
+    for compiled in (layer, fusegen.compile("mul(a) | gelu")):
+        assert fusegen.compile(compiled).chain == layer.chain
+
+
 def test_mistakes_are_told():
     layer = Layer("mul(a) | add(b)", b=torch.ones(3))
     x = torch.ones(3)
@@ -101,12 +107,14 @@ def test_mistakes_are_told():
             layer(x, *arguments, **named)
     for held, message in (
         ({"c": x}, "no operand is called 'c': the chain 'mul(a) | add(b)' takes x, a, b"),
-        ({"a": 3}, "operand 'a' cannot be held: cannot assign 'int' object"),
+        ({"a": 3}, "operand 'a': got a int, wanted an nn.Parameter or a tensor"),
+        ({"a": None}, "operand 'a': got a NoneType, wanted an nn.Parameter or a tensor"),
     ):
         with pytest.raises(ArgumentError) as caught:
             Layer("mul(a) | add(b)", **held)
         assert message in str(caught.value)
     with pytest.raises(ArgumentError, match="'training' cannot be held: attribute 'training' alre"):
         Layer("mul(training)", training=x)
+    assert torch.equal(Layer("add(source)", source=x)(x), 2 * x)
     with pytest.raises(ChainError, match="no operation is called 'gelo'"):
         fusegen.Layer("gelo")

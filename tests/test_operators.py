@@ -181,6 +181,7 @@ def test_an_exported_program_computes_and_trains_for_any_batch(strict, device, t
         ("dropout(0.5) | relu", {}),
         ("batch_norm(mean, var, training=True) | relu", {"mean": (4,), "var": (4,)}),
         ("sigmoid | give(g) | mul(b) | relu", {"b": (4, 1, 1)}),
+        ("add(b)", {"b": (4, 10, 10)}),
     ],
 )
 def test_a_graph_of_torch_fx_holds_the_call(text, operands, device):
@@ -197,7 +198,10 @@ def test_a_graph_of_torch_fx_holds_the_call(text, operands, device):
                     self.register_buffer(name, value)
 
         def forward(self, x):
-            result = self.fused(self.conv(x), *[getattr(self, name) for name in operands])
+            x = self.conv(x)
+            if text == "add(b)":  # what is recorded may be an operand, too
+                return self.fused(self.b, x)
+            result = self.fused(x, *[getattr(self, name) for name in operands])
             return result[0] + result[1] if "give" in text else result
 
     eager = Traced().to(device)

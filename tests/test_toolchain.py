@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen import cache, toolchain
+from fusegen import cache, registers, toolchain
 from fusegen.errors import BuildError, CacheError, UnsupportedError
 
 TESTS = Path(__file__).resolve().parent
@@ -265,13 +265,13 @@ def test_the_toolkit_of_a_script_called_nvcc_is_not_the_scripts_parent(tmp_path,
     ],
 )
 def test_machine_code_is_for_the_architecture_asked_for(arch, flag):
-    assert toolchain.gencode_flag(arch) == flag
+    assert registers.gencode_flag(arch) == flag
 
 
 @pytest.mark.parametrize("arch", [None, "90", "sm_90 -O0", "compute_90"])
 def test_an_architecture_of_another_form_is_refused(arch):
     with pytest.raises(UnsupportedError, match="it has to look like 'sm_90'"):
-        toolchain.gencode_flag(arch)
+        registers.gencode_flag(arch)
 
 
 @pytest.fixture
@@ -332,7 +332,8 @@ def test_a_compilers_version_is_asked_once_for_each_state_of_its_file(tmp_path, 
 
     def run(command, **keywords):
         asked.append(command)
-        return subprocess.CompletedProcess(command, 0, stdout=f"g++ {len(asked)}\nCopyright\n")
+        told = f"g++ {len(asked)}\nCopyright\n".encode()
+        return subprocess.CompletedProcess(command, 0, stdout=told)
 
     monkeypatch.setattr(toolchain.subprocess, "run", run)
     path = tmp_path / "g++"
@@ -342,6 +343,15 @@ def test_a_compilers_version_is_asked_once_for_each_state_of_its_file(tmp_path, 
         toolchain._ask_version.cache_clear()  # as in a new process
     path.write_bytes(b"\x7fELF, newer")
     assert toolchain.compiler_version(str(path)) == "g++ 2 (11 bytes)"
+
+
+@pytest.mark.parametrize("text", ["#!/no/such/shell\n", "not a program"])
+def test_a_compiler_that_does_not_run_is_told(tmp_path, text):
+    path = tmp_path / "g++"
+    path.write_text(text)
+    path.chmod(0o755)
+    with pytest.raises(BuildError, match=r"g\+\+ --version does not run: .*; install g\+\+"):
+        toolchain.compiler_version(str(path))
 
 
 def test_a_script_around_a_compiler_is_asked_in_every_process(tmp_path):

@@ -157,7 +157,11 @@ def _own_cache() -> Iterator[None]:
 def _write(report: Report, path: Path | None) -> None:
     if path is None:
         return
+    path = path.resolve()  # of a link, what it leads to
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():  # such as a terminal, whose place no file may take
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        return
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     part.replace(path)

@@ -220,6 +220,8 @@ def operand(name: str) -> Chain:
 
 def takes(*names: str) -> Chain:
     """List the operands, which a call then takes in this order, whichever is used first."""
+    if not names:
+        raise ChainError("takes takes names, as in takes('weight', 'bias')")
     return Chain((Step("takes", operands=tuple(("", name) for name in names)),))
 
 
