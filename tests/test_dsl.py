@@ -169,6 +169,7 @@ def test_an_unnamed_operand_is_a_new_one() -> None:
         ("mul(b) | takes(c, a) | add(a) | sub(c)", None, ("b", "c", "a")),
         ("takes(bias_2, bias) | add_channel | mul_channel(bias_2)", None, ("bias_2", "bias")),
         ("takes(b, a) | dropout(0.5) | add(a) | mul(b)", None, ("b", "a")),
+        ("takes(a) | dropout(0.5) | add(a)", chain("dropout(0.5) | add(a)").text, ("a",)),
     ],
 )
 def test_takes_lists_the_operands_in_the_order_of_a_call(text, canonical, given) -> None:

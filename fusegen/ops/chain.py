@@ -53,7 +53,8 @@ class Chain:
     @cached_property
     def drawn(self) -> tuple[str, ...]:
         """The operands that each call draws: the seeds of noise."""
-        return tuple(n for n in self.operands if any(p.is_drawn for _, p in self.uses(n)))
+        names = _operands(self.steps)
+        return tuple(n for n in names if any(p.is_drawn for _, p in self.uses(n)))
 
     @cached_property
     def given(self) -> tuple[str, ...]:
@@ -66,7 +67,9 @@ class Chain:
     @cached_property
     def operands(self) -> tuple[str, ...]:
         """The tensors that the chain works on after x: those given, and those drawn."""
-        return _operands(self.settled)
+        listed, used, drawn = _operands(self.settled), _operands(self.steps), {*self.drawn}
+        orders = ([name for name in names if name not in drawn] for names in (listed, used))
+        return used if next(orders) == next(orders) else listed
 
     @cached_property
     def head(self) -> tuple[Step, ...]:
