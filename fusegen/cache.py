@@ -41,6 +41,7 @@ from fusegen.errors import BuildError, CacheError
 MODULE_NAME = "module.so"
 MANIFEST_NAME = "manifest.json"
 SET_ASIDE_LIMIT = 8  # directories kept in quarantine/, and as many in failed/
+_BUILDING = "building-"  # how the names begin of files in shared/ that are being made
 CHAIN_HASH_DIGITS = 16  # of the chain hash's 64, in the name of its directory
 SWITCH_WORDS = {"1": True, "true": True, "yes": True, "on": True} | dict.fromkeys(
     ("", "0", "false", "no", "off"), False
@@ -205,7 +206,7 @@ def keep(name: str, make: Callable[[Path], None]) -> Path:
         for path in folder.glob(f"{name}-*"):
             if path.name == f"{name}-{_digest(path)}":
                 return path
-    unique = f"building-{name}-{os.getpid()}-{threading.get_ident()}"
+    unique = f"{_BUILDING}{os.getpid()}-{threading.get_ident()}-{name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / unique).touch()
@@ -217,6 +218,19 @@ def keep(name: str, make: Callable[[Path], None]) -> Path:
         return made.rename(folder / f"{name}-{_digest(made)}")
     finally:
         made.unlink(missing_ok=True)
+
+
+def _is_in_progress(name: str) -> bool:
+    """Whether a file of shared/ is being made, by a process that lives."""
+    if not name.startswith(_BUILDING):
+        return False
+    try:
+        os.kill(int(name.removeprefix(_BUILDING).partition("-")[0]), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:  # it is another user's
+        return True
+    return True
 
 
 def list_entries() -> list[Published]:
@@ -231,18 +245,21 @@ def list_entries() -> list[Published]:
 
 
 def clear() -> int:
-    """Empties the cache and returns how many builds it held; builds in progress go on."""
+    """Empties the cache and returns how many builds that removed; those in progress go on."""
     root, count = cache_root(), len(list_entries())
     for path in root.glob("[0-9a-f]" * CHAIN_HASH_DIGITS):
         shutil.rmtree(path, ignore_errors=True)
-    for name in ("quarantine", "failed", "facts", "shared"):
+    for name in ("quarantine", "failed", "facts"):
         shutil.rmtree(root / name, ignore_errors=True)
+    for path in (root / "shared").glob("*"):
+        if not _is_in_progress(path.name):
+            path.unlink(missing_ok=True)
     for path in (root / "locks").glob("*"):
         with contextlib.suppress(OSError), open(path) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove_abandoned(root, path.name)
             path.unlink()
-    return count
+    return count - len(list_entries())
 
 
 def _look_up(root: Path, entry: Entry, load: Callable[[Path], Loaded]) -> Loaded | None:

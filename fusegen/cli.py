@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import os
 import platform
 import shutil
@@ -246,6 +247,8 @@ def _shape(text: str) -> tuple[int, ...]:
     words = [word for word in text.strip("()[] ").split(",") if word.strip()]
     if not all(word.strip().isdecimal() for word in words):
         raise argparse.ArgumentTypeError(f"got {text!r}, wanted sizes such as 8,64,14,62,62")
+    if math.prod(map(int, words)) >= 1 << 48:
+        raise argparse.ArgumentTypeError(f"got {text!r}, more elements than any memory has")
     return tuple(map(int, words))
 
 
@@ -350,6 +353,8 @@ def _cache(options: argparse.Namespace) -> int:
     elif options.action == "clear":
         count = cache.clear()
         print(f"removed {count} build{'s' * (count != 1)} from {cache.cache_root()}")
+        if left := len(cache.list_entries()):
+            return _complain(f"{left} cannot be removed; see who may write there", CANNOT_BUILD)
     else:
         for entry in cache.list_entries():
             built = entry.manifest

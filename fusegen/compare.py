@@ -66,6 +66,7 @@ def compare(
         )
     fused = Fused(chain)
     shape, shapes = assumed_shapes(chain, situation)
+    seed %= 1 << 63  # whatever integer it is
     generator = torch.Generator().manual_seed(seed)
     low: torch.dtype = getattr(torch, dtype) if dtype in _NARROW else torch.float32
 

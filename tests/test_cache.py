@@ -434,6 +434,20 @@ def test_an_answer_that_is_damaged_is_asked_for_again(root, damage):
     assert cache.remember("which version?", lambda: "15") == "14"
 
 
+def test_clearing_leaves_what_a_living_process_makes(root):
+    ended_child = forked(lambda: None)
+    assert ended(ended_child)
+    (root / "shared").mkdir(parents=True)
+    (root / "shared" / f"building-{ended_child}-1-binding").touch()
+
+    def make(path):
+        cache.clear()
+        assert [p.name for p in (root / "shared").iterdir()] == [path.name]
+        path.write_text("an object")
+
+    assert cache.keep("binding", make).read_text() == "an object"
+
+
 def test_an_answer_to_another_question_is_none(root):
     cache.remember("which version?", lambda: "12")
     (first,) = (root / "facts").iterdir()

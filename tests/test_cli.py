@@ -500,3 +500,26 @@ def test_an_output_that_cannot_be_written_is_told() -> None:
         found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert found.returncode == 2
     assert found.stderr == "fusegen: the output: No space left on device\n"
+
+
+def test_a_shape_that_no_memory_has_is_told(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["dump", "softmax(-1)", "--shape", "4,9223372036854775807"])
+    assert (
+        "got '4,9223372036854775807', more elements than any memory has" in capsys.readouterr().err
+    )
+
+
+def test_a_seed_may_be_any_integer() -> None:
+    for seed in ("-5", str(10**30)):
+        assert main(["check", "relu", "--shape", "3,4", "--seed", seed]) == OK
+
+
+def test_what_cannot_be_removed_is_told(monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path))
+    fusegen.compile("mul(1.25)")(torch.ones(2))
+    monkeypatch.setattr(cache.shutil, "rmtree", lambda *_, **__: None)
+    assert main(["cache", "clear"]) == CANNOT_BUILD
+    told = capsys.readouterr()
+    assert "removed 0 builds" in told.out
+    assert "1 cannot be removed; see who may write there" in told.err
