@@ -9,6 +9,7 @@ differentiated in their turn.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -272,8 +273,8 @@ class Fused:
 
         has_gpu = torch.cuda.is_available()
         situation = Situation(
-            None if shape is None else tuple(shape),
-            {name: tuple(sizes) for name, sizes in (operands or {}).items()},
+            None if shape is None else _sizes("shape", shape),
+            {name: _sizes(f"operands[{name!r}]", s) for name, s in dict(operands or {}).items()},
             dtype if isinstance(dtype, str) else dtype_name(dtype),
             layout,
             limits_here() if has_gpu else H200,
@@ -290,6 +291,16 @@ class Fused:
 
     def __deepcopy__(self, memo: object) -> Fused:
         return self  # it holds no state but caches
+
+
+def _sizes(what: str, given: Sequence[int]) -> tuple[int, ...]:
+    try:
+        found = tuple(map(operator.index, given))
+    except TypeError:
+        found = (-1,)
+    if min(found, default=0) < 0:
+        raise ArgumentError(f"{what}: got {given!r}, wanted sizes such as (8, 64, 14, 14)")
+    return found
 
 
 @functools.cache

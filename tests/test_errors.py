@@ -303,3 +303,29 @@ def test_a_mistake_changes_nothing():
         fused(x, bias)
     assert (x._version, bias._version) == versions
     assert all(not part.plans for way in fused._parts for part in way)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"shape": 5}, "shape: got 5, wanted sizes such as (8, 64, 14, 14)"),
+        ({"shape": (2, -3)}, "shape: got (2, -3), wanted sizes"),
+        ({"shape": (2, 2.5)}, "shape: got (2, 2.5), wanted sizes"),
+        ({"shape": "ab"}, "shape: got 'ab', wanted sizes"),
+        ({"operands": {"p": 3}}, "operands['p']: got 3, wanted sizes"),
+    ],
+)
+def test_sizes_that_a_source_is_asked_for_are_checked(given, message):
+    with pytest.raises(ArgumentError) as caught:
+        fusegen.compile("add(p)").source("cpp", **given)
+    assert message in str(caught.value)
+
+
+def test_what_is_no_operation_is_told():
+    with pytest.raises(ChainError, match="an operation is a function with a name, got 5"):
+        fusegen.op(5)
+    with pytest.raises(ChainError, match=r"own_op: reference is the dotted name .*, got 5"):
+
+        @fusegen.op(reference=5)
+        def own_op(x):
+            return x

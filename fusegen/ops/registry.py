@@ -10,7 +10,7 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops.chain import RESERVED
 from fusegen.ops.definition import ALIASES, OPS, Op
-from fusegen.ops.schema import Attribute
+from fusegen.ops.schema import Attribute, show_value
 from fusegen.ops.step import STRUCTURAL, Shaping, Windowing
 
 
@@ -67,9 +67,17 @@ def op(
     """
 
     def decorate(function: Callable[..., Expr]) -> Op:
+        name = getattr(function, "__name__", None)
+        if name is None or not callable(function):
+            raise ChainError(f"an operation is a function with a name, got {show_value(function)}")
+        if not (reference is None or isinstance(reference, str) or callable(reference)):
+            raise ChainError(
+                f"{name}: reference is the dotted name of a function of torch's or a callable, got "
+                f"{show_value(reference)}"
+            )
         return register(
             Op(
-                name=function.__name__,
+                name=name,
                 function=function,
                 doc=inspect.getdoc(function) or "",
                 reference=reference,

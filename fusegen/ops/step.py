@@ -76,7 +76,7 @@ class Definition:
     @property
     def is_builtin(self) -> bool:
         """Whether fusegen brings the operation, so that its name alone says what it computes."""
-        return self.function.__module__.startswith("fusegen.")
+        return (self.function.__module__ or "").startswith("fusegen.")
 
     def is_updating(self, attributes: Mapping[str, Attribute]) -> bool:
         """Whether a step updates running statistics, those that it has."""
