@@ -12,7 +12,7 @@ import torch
 from numeric import has_right_second_derivatives, home_of_eager, outcome
 
 import fusegen
-from fusegen import toolchain
+from fusegen import registers, toolchain
 from fusegen.describe import Situation, sources
 from fusegen.dsl import chain
 from fusegen.explain import explain
@@ -246,7 +246,7 @@ def test_bundles_do_not_spill(text, shape, layout, dtype, tmp_path) -> None:
     (found,) = sources(chain(text), "cuda", Situation(shape, operands, dtype, layout), grad=True)
     file = tmp_path / "bundle.cu"
     file.write_text(found.text)
-    flags = [*toolchain.FLAGS["cuda"].nvcc, toolchain.gencode_flag("sm_90"), "-Xptxas", "-v"]
+    flags = [*toolchain.FLAGS["cuda"].nvcc, registers.gencode_flag("sm_90"), "-Xptxas", "-v"]
     command = [toolchain.nvcc_path(), "-cubin", *flags, "-o", str(tmp_path / "bundle.cubin")]
     told = subprocess.run([*command, str(file)], capture_output=True, text=True, check=True).stderr
     assert "backward_bundle" in told

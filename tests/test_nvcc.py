@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fusegen
-from fusegen import toolchain
+from fusegen import registers, toolchain
 from fusegen.describe import Situation, sources
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -38,7 +38,7 @@ def assert_compiles(texts: Mapping[str, str], folder: Path) -> None:
     spaces = [f'namespace source_{i}_ {{\n#line 1 "{n}"\n{_alone(t)}}}\n' for i, (n, t) in named]
     source = folder / "together.cu"
     source.write_text("\n".join([*sorted(includes), *spaces]))
-    flags = [*toolchain.FLAGS["cuda"].nvcc, *map(toolchain.gencode_flag, ARCHITECTURES)]
+    flags = [*toolchain.FLAGS["cuda"].nvcc, *map(registers.gencode_flag, ARCHITECTURES)]
     command = [nvcc, "-fatbin", *flags, "-Xptxas", "-v", "-o", f"{source}.fatbin", str(source)]
     result = subprocess.run(command, capture_output=True, text=True)
     said = result.stdout + result.stderr
