@@ -178,6 +178,11 @@ def is_differentiable(value: Expr) -> bool:
     return value.kind == "number" and any(n.op == "input" for n in nodes)
 
 
+def without_ends_of_gradients(values: Sequence[Expr]) -> list[Expr]:
+    """The same values, of which no derivative is taken any more."""
+    return ir.rewrite(values, lambda node: node.args[0] if node.op == "detach" else node)
+
+
 def _descendants(order: Sequence[Expr], roots: set[Expr]) -> set[Expr]:
     """The nodes of `order` that depend on any of the roots, roots included."""
     found: set[Expr] = set()

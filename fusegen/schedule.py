@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen import ir
-from fusegen.autodiff import NO_SHARE
+from fusegen.autodiff import NO_SHARE, without_ends_of_gradients
 from fusegen.bundlewise import bundlewise_kernel
 from fusegen.downcolumns import kept_down_columns
 from fusegen.flatwise import take_flat
@@ -102,7 +102,7 @@ def schedule(
     # No value is called as a function that the lines may call, such as maximum.
     state.taken |= {*dtypes, *(node.op for node in ir.topological(graph.roots))}
     state.is_sliding, state.is_exact, state.has_columns = is_sliding, is_exact, has_columns
-    images = ir.rewrite(nodes, lambda node: node.args[0] if node.op == "detach" else node)
+    images = without_ends_of_gradients(nodes)
     images = read_at_places(state, images) if reads_places else images
     images = positions_as_numbers(state, apart(means_as_sums(images), pooled))
     new = dict(zip(nodes, images, strict=True))
