@@ -24,10 +24,15 @@ _WIDENED: Mapping[str, frozenset[str]] = {
             *("pow", "rpow", "reciprocal", "rsqrt", "square"),
             *("layernorm", "rms_norm", "group_norm", "normalize", "norm"),
             *("softmax", "softmin", "log_softmax", "logsumexp", "sum"),
-            *("lp_pool1d", "lp_pool2d"),
+            *("lp_pool1d", "lp_pool2d", "nll_loss", "cross_entropy"),
         )
     ),
-    "cpu": frozenset(("avg_pool3d", "max_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d")),
+    "cpu": frozenset(
+        (
+            *("avg_pool3d", "max_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d"),
+            *("nll_loss", "cross_entropy"),
+        )
+    ),
 }
 _NARROWED = frozenset({"prelu"})
 

@@ -16,6 +16,7 @@ from fusegen.fitting import (
     broadcast,
     broadcasts,
     dims_of,
+    holds_labels,
     placed_along,
     rearranged,
     require_axis,
@@ -25,6 +26,7 @@ from fusegen.fitting import (
 from fusegen.ops import COUNTER, RUNNING, Chain, Definition, Step
 from fusegen.promotion import (
     check_element_type,
+    check_labels,
     check_mask,
     check_not_quantised,
     check_parameter_type,
@@ -48,7 +50,7 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Kinds) -> Bound:
     check_element_type("x", x[1])
     for name, (_, dtype) in operands.items():
         is_counter = any(parameter.name == COUNTER for _, parameter in chain.uses(name))
-        if not is_counter and name not in chain.drawn:
+        if not is_counter and name not in chain.drawn and not holds_labels(chain, name):
             check_element_type(name, dtype)
     return _Binding(chain, x, operands).bound()
 
@@ -115,7 +117,7 @@ class _Binding:
         return Operand(
             name,
             frozenset(self.atlas.numbers(flat(self.found[name]))),
-            kind_of(self.given[name][1]),
+            "index" if holds_labels(self.chain, name) else kind_of(self.given[name][1]),
             is_pooled=bool(self.windows) and name not in self.unpooled,
             is_noise=name in self.chain.drawn,
         )
@@ -224,8 +226,12 @@ class _Binding:
     ) -> None:
         if parameter == COUNTER or name in self.chain.drawn:
             return  # checked with the other running statistics, or by nobody: it is a seed
+        wanted = definition.parameter(parameter).kind
+        if wanted == "index":
+            check_labels(step, name, dtype)
+            return
         check_element_type(name, dtype)
-        if definition.parameter(parameter).kind == "truth":
+        if wanted == "truth":
             check_mask(step, name, dtype)
         if self.dtype == "bool":
             return  # refused, or made numbers, by the body

@@ -17,13 +17,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fusegen.describe import Situation, assumed_shapes, element_type, has_gradient, is_positive
+from fusegen.describe import (
+    Situation,
+    assumed_shapes,
+    classes,
+    element_type,
+    has_gradient,
+    is_positive,
+)
 from fusegen.errors import ArgumentError
 from fusegen.layouts import dtype_name
 from fusegen.lower import GIVEN
 from fusegen.ops import Chain
 from fusegen.promotion import QUANTISED
 from fusegen.runtime import Fused
+from fusegen.segments import bind_all, segments
 
 _NARROW = ("float16", "bfloat16")
 # How often eager's error is allowed, and how many ulp of the largest value beside it.
@@ -66,6 +74,8 @@ def compare(
         )
     fused = Fused(chain)
     shape, shapes = assumed_shapes(chain, situation)
+    kinds = {n: (s, element_type(chain, n, "float32")) for n, s in shapes.items()}
+    bounds = bind_all(segments(chain), (shape, "float32"), kinds)
     seed %= 1 << 63  # whatever integer it is
     generator = torch.Generator().manual_seed(seed)
     low: torch.dtype = getattr(torch, dtype) if dtype in _NARROW else torch.float32
@@ -79,8 +89,11 @@ def compare(
             operand = random(shapes[name])
             if is_positive(chain, name):
                 operand = operand.abs() + 0.5
+            if number := classes(bounds, name):
+                operand = operand.abs() * 1e6 % number
             wanted = getattr(torch, element_type(chain, name, "float32"))
-            tensors[name] = operand > 0 if wanted == torch.bool else operand.to(low).to(wanted)
+            rounded = operand.to(low) if wanted == torch.float32 else operand
+            tensors[name] = operand > 0 if wanted == torch.bool else rounded.to(wanted)
     except (RuntimeError, AssertionError) as error:  # torch's ways to say: no such device, no room
         raise ArgumentError(f"device {device!r}: {str(error).splitlines()[0]}") from error
 

@@ -17,7 +17,7 @@ from fusegen.bound import Bound
 from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
-from fusegen.fitting import pooled_shape, rearranged
+from fusegen.fitting import class_axis, holds_labels, pooled_shape, rearranged
 from fusegen.holding import signature
 from fusegen.joining import chosen, ways
 from fusegen.ops import COUNTER, RUNNING, Chain, Step, lookup, nearest
@@ -178,8 +178,14 @@ def is_mask(chain: Chain, operand: str) -> bool:
 
 
 def has_gradient(chain: Chain, operand: str) -> bool:
-    """Whether an operand may need a gradient, which conditions and running statistics may not."""
-    return not is_mask(chain, operand) and not _parameters(chain, operand) & {*RUNNING, COUNTER}
+    """Whether torch gives an operand a gradient, which conditions and running statistics have not,
+    nor what a loss is told of classes.
+    """
+    is_of_loss = any(
+        s.definition and s.definition.shaping == "class_loss" for s, _ in chain.uses(operand)
+    )
+    is_number = not is_mask(chain, operand) and not is_of_loss
+    return is_number and not _parameters(chain, operand) & {*RUNNING, COUNTER}
 
 
 def is_positive(chain: Chain, operand: str) -> bool:
@@ -187,15 +193,29 @@ def is_positive(chain: Chain, operand: str) -> bool:
     return RUNNING[1] in _parameters(chain, operand)
 
 
+def classes(bounds: Iterable[Bound], operand: str) -> int:
+    """How many classes the labels of an operand tell apart, where a chain's segments are bound so;
+    0 of other operands.
+    """
+    for bound in bounds:
+        for step, place in zip(bound.chain.steps, bound.places, strict=True):
+            if place is None or not holds_labels(bound.chain, operand):
+                continue
+            if operand in dict(step.operands).values():
+                shape = tuple(math.prod(bound.domain[a] for a in axes) for axes in place.axes)
+                return shape[class_axis(shape)]
+    return 0
+
+
 def _parameters(chain: Chain, operand: str) -> set[str]:
     return {parameter.name for _, parameter in chain.uses(operand)}
 
 
 def element_type(chain: Chain, name: str, dtype: str) -> str:
-    """An operand's element type: x's, but for conditions, counters and seeds."""
+    """An operand's element type: x's, but for conditions, labels, counters and seeds."""
     is_counter = any(parameter.name == COUNTER for _, parameter in chain.uses(name))
-    is_seed = is_counter or name in chain.drawn
-    return "int64" if is_seed else "bool" if is_mask(chain, name) else dtype
+    is_whole = is_counter or name in chain.drawn or holds_labels(chain, name)
+    return "int64" if is_whole else "bool" if is_mask(chain, name) else dtype
 
 
 def _require(what: str, value: str, allowed: Iterable[str]) -> None:
@@ -352,6 +372,9 @@ def _assumed_operand(chain: Chain, name: str, running: Shape) -> Shape:
         return running
     if any(parameter.placement == "slope" for _, parameter in uses):
         return running[1:2] or (1,)
+    if holds_labels(chain, name):
+        of_classes = len(running) + class_axis(running)
+        return running[:of_classes] + running[of_classes + 1 :]
     attributes = dict(placed[0].attributes)
     axis = attributes.get("axis", None if "normalized_shape" in attributes else 1)
     if not isinstance(axis, int):

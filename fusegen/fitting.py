@@ -7,7 +7,7 @@ import math
 from fusegen import ir
 from fusegen.axes import Shape, Value
 from fusegen.errors import ArgumentError
-from fusegen.ops import RUNNING, Definition, Step
+from fusegen.ops import RUNNING, Chain, Definition, Step
 from fusegen.ops.schema import integers
 from fusegen.windowing import Window, size_of, windows_along
 
@@ -33,9 +33,14 @@ def require_axis(step: Step, running: Shape) -> None:
 
 
 def dims_of(step: Step, running: Shape) -> tuple[int, ...]:
-    """The axes that the step's dim names, from the front; all where it is left out."""
-    dim = dict(step.attributes)["dim"]
+    """The axes that the step's dim names, from the front, or that a loss reduces; all where it is
+    left out.
+    """
     rank = len(running)
+    if step.definition is not None and step.definition.shaping == "class_loss":
+        is_each = dict(step.attributes)["reduction"] == "none"
+        return (rank + class_axis(running),) if is_each else tuple(range(rank))
+    dim = dict(step.attributes)["dim"]
     if dim is None:
         return tuple(range(rank))
     dims = integers(dim)
@@ -68,6 +73,18 @@ def rearranged(step: Step, definition: Definition, value: Value) -> Value:
         return value.rearranged([i for i in range(rank) if value.shape[i] != 1 or i not in dims])
     is_kept = bool(dict(step.attributes).get("keepdim"))
     return value.rearranged([i for i in range(rank) if is_kept or i not in dims], dims)
+
+
+def class_axis(running: Shape) -> int:
+    """The axis of the classes in a value of this shape, from the end: 1, or its only one."""
+    return 1 - len(running) if len(running) > 1 else -1
+
+
+def holds_labels(chain: Chain, name: str) -> bool:
+    """Whether a tensor tells classes, and nothing else."""
+    is_taken_up = any(step.taken_up == name for step in chain.steps)
+    kinds = {parameter.kind for _, parameter in chain.uses(name)}
+    return kinds == {"index"} and not is_taken_up
 
 
 def values_per_statistic(definition: Definition, shape: Shape) -> int:
@@ -136,6 +153,9 @@ def placed_along(
     if placement == "channel":
         assert shape is not None
         return _channel_extent(step, name, running, shape)
+    if placement == "labels":
+        assert shape is not None
+        return _labelled_extent(step, name, running, shape)
     if placement == "slope":
         assert shape is not None
         return _slope_extent(step, name, running, shape)
@@ -161,6 +181,23 @@ def _channel_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.E
             f"{running}"
         )
     return frozenset({axis})
+
+
+def _labelled_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.Extent:
+    if not running:
+        raise ArgumentError(
+            f"{step.text}: got a value of shape (), wanted one with classes along axis 1"
+        )
+    axis = class_axis(running)
+    others = [a for a in range(-len(running), 0) if a != axis]
+    wanted = tuple(running[a] for a in others)
+    if shape != wanted:
+        raise ArgumentError(
+            f"{step.text}: operand {name!r} got shape {shape}, wanted {wanted}: one label for each "
+            f"index of all axes but that of the {running[axis]} classes (axis "
+            f"{len(running) + axis}) of a value of shape {running}"
+        )
+    return frozenset(others)
 
 
 def _slope_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.Extent:

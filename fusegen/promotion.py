@@ -21,6 +21,7 @@ from fusegen.target import EPSILON
 
 FLOATING = tuple(ir.CASTS.values())
 QUANTISED = tuple(ir.QUANTISING_CASTS.values())
+LABELS = "int64"  # the type of labels, as in torch
 Shape = tuple[int, ...]
 
 _WIDTH = {"bool": 0, "float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
@@ -110,6 +111,16 @@ def check_mask(step: Step, name: str, dtype: str) -> None:
         raise ArgumentError(
             f"{step.text}: operand {name!r} is {dtype}, wanted bool: it says where a condition "
             f"holds; compare it with a number first, for example {name} != 0"
+        )
+
+
+def check_labels(step: Step, name: str, dtype: str) -> None:
+    """Raise ArgumentError where the numbers of classes are wanted and something else is given."""
+    if dtype != LABELS:
+        raise ArgumentError(
+            f"{step.text}: operand {name!r} is {dtype}, wanted {LABELS}: it says which class is "
+            f"right; convert it first, for example {name}.long(), or of probabilities write "
+            f"log_softmax(1) | mul({name}) | sum(1) | neg"
         )
 
 

@@ -315,6 +315,13 @@ def _reduce(this: _Pass, node: Expr) -> Expr:
         value, index, window = found
         if index is node.args[1] and window == axes:
             return this.reduce("pick", axes, value, index)
+    first, *where = node.args
+    varying = [a for a in first.args if a.extent & axes]
+    is_named = kind == "pick" and where[0].op == "input" and max(axes) < 0
+    # Of a linear map of one value: the map of what is picked of it, and 0 where that is nothing.
+    if is_named and len(varying) == 1 and first.op in (*ir.CASTS, "neg", "add", "sub", "mul"):
+        picked = {varying[0]: this.reduce("pick", axes, varying[0], *where)}
+        return this.build(first.op, *(picked.get(a, a) for a in first.args))
     return node
 
 

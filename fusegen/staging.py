@@ -179,22 +179,29 @@ def means_as_sums(roots: list[Expr]) -> list[Expr]:
 
 
 def positions_as_numbers(state: Pass, roots: list[Expr]) -> list[Expr]:
-    """Positions along whole groups as numbers that lie nowhere, the first of the largest as the
-    least of their positions, and what stands at one as a sum.
+    """Positions along whole groups as numbers that lie nowhere, whole ones where memory has what
+    they meet; the first of the largest as the least of their positions, and what stands at one as a
+    sum.
     """
-    places: dict[Extent, Expr] = {}
+    places: dict[tuple[Extent, ir.Kind], Expr] = {}
 
-    def place(axes: Extent) -> Expr:
-        if axes not in places:
-            places[axes] = ir.tensor(state.fresh("position_along"), axes, 0)
-            name = ir.name_of(places[axes])
-            buffer = Buffer(name, state.sum_dtype, ordered(axes), "position")
-            state.buffers[places[axes]] = buffer
-        return places[axes]
+    def is_whole(index: Expr) -> bool:
+        return index.op == "input" and index.kind == "index"
+
+    whole = {n.args[0] for n in ir.topological(roots) if n.op == "eq" and is_whole(n.args[1])}
+
+    def place(axes: Extent, kind: ir.Kind = "number") -> Expr:
+        key = axes, kind
+        if key not in places:
+            places[key] = ir.tensor(state.fresh("position_along"), axes, 0, kind)
+            dtype = "int32" if kind == "index" else state.sum_dtype
+            name = ir.name_of(places[key])
+            state.buffers[places[key]] = Buffer(name, dtype, ordered(axes), "position")
+        return places[key]
 
     def rule(node: Expr) -> Expr:
         if node.op == "position" and min(ir.axes_of(node)) >= 0:
-            return place(frozenset(ir.axes_of(node)))
+            return place(frozenset(ir.axes_of(node)), "index" if node in whole else "number")
         if node.op != "reduce" or min(ir.reduction(node)[1]) < 0:
             return node
         kind, axes = ir.reduction(node)
@@ -205,7 +212,8 @@ def positions_as_numbers(state: Pass, roots: list[Expr]) -> list[Expr]:
             candidates = ir.primitive("where", is_largest, -place(axes), -math.inf)
             return -ir.reduce("bound", axes, candidates)
         if kind == "pick":
-            is_there = ir.primitive("eq", place(axes), node.args[1])
+            kind_of_place: ir.Kind = "index" if is_whole(node.args[1]) else "number"
+            is_there = ir.primitive("eq", place(axes, kind_of_place), node.args[1])
             if value.kind != "truth":
                 return ir.reduce_sum(ir.primitive("where", is_there, value, 0.0), axes)
             number = ir.primitive("where", is_there & value, ir.const(1.0), 0.0)

@@ -19,7 +19,7 @@ import torch
 from fusegen import dsl, ir
 from fusegen.bind import bind
 from fusegen.dealing import deal_of
-from fusegen.describe import axes_in_memory, is_mask
+from fusegen.describe import axes_in_memory, classes, element_type, has_gradient
 from fusegen.emission import source
 from fusegen.execution import Part
 from fusegen.grouping import collapse
@@ -139,21 +139,22 @@ def run(
     chain = dsl.parse(chain_text)
     kind = getattr(torch, dtype)
     given = dict(zip(chain.given, operand_shapes, strict=True))
-    types_of = {n: "bool" if is_mask(chain, n) else dtype for n in given}
     operands = dict.fromkeys(chain.operands, ((1,), "int64"))
-    operands |= {n: (s, types_of[n]) for n, s in given.items()}
+    operands |= {n: (s, element_type(chain, n, dtype)) for n, s in given.items()}
     found_ways = ways(chain)
     lies = axes_in_memory(shape, layout)
     assert len(found_ways[chosen(found_ways, (shape, dtype), operands, "cuda", lies)[0]]) == 1
     shapes = [shape, *(s for s, _ in operands.values())]
     kinds = [dtype, *(t for _, t in operands.values())]
+    bound = bind(chain, (shape, dtype), operands)
     tensors = [torch.randn(shape, dtype=kind) if x is None else x.to(kind)]
     tensors += [
-        torch.randn(s, dtype=kind) if t != "int64" else torch.randint(1 << 62, s)
-        for s, t in operands.values()
+        torch.randn(s, dtype=kind)
+        if t != "int64"
+        else torch.randint(classes([bound], name) or 1 << 62, s)
+        for name, (s, t) in operands.items()
     ]
     tensors = [t > 0 if k == "bool" else t for t, k in zip(tensors, kinds, strict=True)]
-    bound = bind(chain, (shape, dtype), operands)
     order = bound.memory_order(lies)
     is_differentiable = bound.dtype in FLOATING and has_gradients
     program = forward(bound, is_training=is_differentiable)
@@ -253,7 +254,9 @@ def run(
         expected = results_of(run_eagerly(chain, wide[0], named))
         outputs = [o.reshape(e.shape) for o, e in zip(outputs, expected, strict=True)]
         return Emulated(outputs, expected, text)
-    exact = [t.double().requires_grad_() if t.is_floating_point() else t for t in tensors]
+    exact = [t.double() if t.is_floating_point() else t for t in tensors]
+    for name, t in zip(("x", *operands), exact, strict=True):
+        t.requires_grad_(t.is_floating_point() and (name == "x" or has_gradient(chain, name)))
     if chain.drawn:  # the other target draws the same from the same seeds
         ours = Part(chain)(exact[0], exact[1:], None)
     else:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from numeric import EPSILON, outcome
-from test_numbers import EXAMPLES, is_mask, operand_shapes, shape_of
+from test_numbers import EXAMPLES, of_kind, operand_shapes, shape_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusegen
@@ -23,7 +23,7 @@ def tensors_of(name, example, dtype, device):
         # Parameters are fp32, as in a model that is trained under autocast.
         is_parameter = len(shape) == 1
         tensor = torch.rand(shape).to(device, torch.float32 if is_parameter else dtype)
-        found.append(tensor > 0.5 if is_mask(example, operand) else tensor)
+        found.append(of_kind(example, operand, tensor))
     return [t.requires_grad_(t.is_floating_point()) for t in found]
 
 

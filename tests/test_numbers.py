@@ -14,6 +14,7 @@ from numeric import (
 
 import fusegen
 from fusegen import OPS, Chain, chain, ir
+from fusegen.describe import has_gradient
 from fusegen.ops import lookup
 
 SHAPE = (2, 3, 4, 6, 5)
@@ -92,13 +93,18 @@ def operand_shapes(name: str, example: Chain) -> list[tuple[int, ...]]:
             "slope": (SHAPE[1],),
             "channel": (SHAPE[1 if axis is None else axis],),
             "trailing": (SHAPE[-1 if axis is None else axis],),
+            "labels": SHAPE[:1] + SHAPE[2:],
         }
         shapes.append(sizes[parameter.placement])
     return shapes
 
 
-def is_mask(example: Chain, operand: str) -> bool:
-    return example.uses(operand)[0][1].kind == "truth"
+def of_kind(example: Chain, operand: str, values: torch.Tensor) -> torch.Tensor:
+    """The values as an operand holds such: themselves, conditions, or some of the classes."""
+    kind = example.uses(operand)[0][1].kind
+    if kind == "index":
+        return values.detach().nan_to_num().abs().mul(1e3).long() % SHAPE[1]
+    return values > 0 if kind == "truth" else values
 
 
 def is_pointwise(name: str) -> bool:
@@ -130,8 +136,10 @@ def test_an_op_is_as_accurate_as_eager(name, example, dtype, device):
     tensors[0].view(-1)[::2] *= 1e-3
     tensors = [t.to(device, dtype).requires_grad_() for t in tensors]
     for i, operand in enumerate(example.operands, start=1):
-        if is_mask(example, operand):
-            tensors[i] = tensors[i] > 0
+        has_none = not has_gradient(example, operand)
+        tensors[i] = of_kind(example, operand, tensors[i].detach() if has_none else tensors[i])
+    if name == "nll_loss":  # of logarithms of probabilities, whose sum does not cancel
+        tensors[0] = tensors[0].detach().abs().neg().requires_grad_()
     fused = fusegen.compile(example)
     ours = outcome(fused, tensors)
     home = home_of_eager(name, device, dtype)
@@ -174,7 +182,7 @@ def test_special_values_come_out_as_in_eager(name, example, dtype, device):
         # The first operand meets every value of x with every special value of its own.
         operand = torch.randn(x.shape).to(dtype) if i else values.repeat(n).reshape(x.shape)
         operand = operand if len(shape) == len(SHAPE) else torch.tensor([0.75]).to(dtype)
-        tensors.append(operand > 0 if is_mask(example, example.operands[i]) else operand)
+        tensors.append(of_kind(example, example.operands[i], operand))
     tensors = [t.to(device).requires_grad_(t.is_floating_point()) for t in tensors]
     fused = fusegen.compile(example)
     ours = outcome(fused, tensors)

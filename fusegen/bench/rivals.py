@@ -18,7 +18,7 @@ from torch.nn.functional import gelu, layer_norm, leaky_relu, max_pool3d
 from fusegen import dsl, ir
 from fusegen.bench.works import Work
 from fusegen.bound import Bound
-from fusegen.describe import element_type, has_gradient, is_positive
+from fusegen.describe import classes, element_type, has_gradient, is_positive
 from fusegen.lower import lower
 from fusegen.program import forward
 from fusegen.runtime import Fused
@@ -130,11 +130,13 @@ def inputs(work: Work, device: str, seed: int) -> tuple[Tensor, ...]:
         return found
 
     tensors = [random(shape) for shape in (work.shape(device), *work.operand_shapes(device))]
-    chain = dsl.chain(work.chain)
+    chain, bounds = dsl.chain(work.chain), _bounds(work, device)
     for i, name in enumerate(chain.operands, start=1):
         if is_positive(chain, name):
             tensors[i] = tensors[i].abs() + 0.5
         dtype: torch.dtype = getattr(torch, element_type(chain, name, work.dtype))
+        if number := classes(bounds, name):
+            tensors[i] = tensors[i].double().abs() * 1e6 % number
         tensors[i] = tensors[i] > 0 if dtype == torch.bool else tensors[i].to(dtype)
     return tuple(tensors)
 

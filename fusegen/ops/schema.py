@@ -15,49 +15,37 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr, Kind
 
 Role = Literal["operand", "attribute", "either"]
-Placement = Literal["broadcast", "channel", "trailing", "slope", "mask", "noise", "channel_noise"]
+Placement = Literal[
+    "broadcast", "channel", "trailing", "slope", "mask", "labels", "noise", "channel_noise"
+]
 Attribute = float | int | str | tuple[int | None, ...] | None
 
-# Annotations of operands. Plain Expr is any tensor that broadcasts; these say how it lies, and Mask
-# that it holds conditions.
+# Annotations of operands. Plain Expr is any tensor that broadcasts; these say how it lies, Mask
+# that it holds conditions, and Labels that it holds the numbers of classes.
 Channel = Annotated[Expr, "channel"]
 Trailing = Annotated[Expr, "trailing"]
 Slope = Annotated[Expr, "slope"]
 Mask = Annotated[Expr, "mask"]
+Labels = Annotated[Expr, "labels"]
 # What a call draws itself: uniform in [0, 1), for every element or for every channel of a sample.
 Noise = Annotated[Expr, "noise"]
 ChannelNoise = Annotated[Expr, "channel_noise"]
 
-_PLACEMENTS: Mapping[object, Placement] = {
-    Expr: "broadcast",
-    Channel: "channel",
-    Trailing: "trailing",
-    Slope: "slope",
-    Mask: "mask",
-    Noise: "noise",
-    ChannelNoise: "channel_noise",
-}
-# What an operand of each placement is called in a signature.
+# What a signature calls an operand of each placement.
 _SPELLED: Mapping[Placement, str] = {
     "broadcast": "Expr",
     "channel": "Channel",
     "trailing": "Trailing",
     "slope": "Slope",
     "mask": "Mask",
+    "labels": "Labels",
     "noise": "Noise",
-    "channel_noise": "Noise",
+    "channel_noise": "ChannelNoise",
 }
 # Names that an annotation written as a string may use wherever the function stands.
-_KNOWN_NAMES = {
-    "Expr": Expr,
-    "Channel": Channel,
-    "Trailing": Trailing,
-    "Slope": Slope,
-    "Mask": Mask,
-    "Noise": Noise,
-    "ChannelNoise": ChannelNoise,
-    "Literal": Literal,
-}
+_KNOWN_NAMES = {name: globals()[name] for name in (*_SPELLED.values(), "Literal")}
+_PLACEMENTS: Mapping[object, Placement] = {_KNOWN_NAMES[n]: p for p, n in _SPELLED.items()}
+_HELD: Mapping[Placement, Kind] = {"mask": "truth", "labels": "index"}
 
 
 class BadArgument(ChainError):
@@ -83,8 +71,9 @@ class Parameter:
     An operand is a tensor named in the chain, an attribute a constant of it, and either takes both.
     placement says where an operand's values lie: "channel", one for each index of the op's `axis`;
     "trailing", along the axes that the op normalises; "slope", one, or one for each index of axis
-    1; "broadcast", as torch broadcasts; "mask", the same, of a bool tensor's conditions. "noise"
-    and "channel_noise" are drawn by each call, one for each element, or channel of a sample.
+    1; "broadcast", as torch broadcasts; "mask", the same, of a bool tensor's conditions; "labels",
+    one for each index of all axes but that of the classes. "noise" and "channel_noise" are drawn by
+    each call, one for each element, or channel of a sample.
     """
 
     name: str
@@ -109,8 +98,8 @@ class Parameter:
 
     @property
     def kind(self) -> Kind:
-        """What a tensor in its place holds: conditions, or numbers."""
-        return "truth" if self.placement == "mask" else "number"
+        """What a tensor in its place holds: conditions, places, or numbers."""
+        return _HELD.get(self.placement, "number")
 
     @property
     def is_drawn(self) -> bool:
@@ -125,7 +114,8 @@ class Parameter:
     @property
     def signature(self) -> str:
         """The parameter as `fusegen ops` shows it: `negative_slope: float = 0.01`."""
-        kinds = [_SPELLED[self.placement]] if self.takes_tensor else []
+        spelled = _SPELLED[self.placement].removeprefix("Channel" * self.is_drawn)
+        kinds = [spelled] if self.takes_tensor else []
         kinds += [_type_name(a) for a in self.accepts]
         if self.role == "operand" and not self.required:
             kinds.append("None")

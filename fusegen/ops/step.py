@@ -15,7 +15,7 @@ from fusegen.ir import Expr
 from fusegen.ops.schema import Attribute, Parameter, integers, parameters_of, spell
 from fusegen.windowing import Slide, Window, size_of, sliding
 
-Shaping = Literal["same", "reduce", "squeeze", "unsqueeze", "merge", "split", "view"]
+Shaping = Literal["same", "reduce", "squeeze", "unsqueeze", "merge", "split", "view", "class_loss"]
 VIEWS = ("merge", "split", "view")
 
 # The parameters that an operation with statistics of its own updates.
