@@ -28,6 +28,7 @@ CHAINS = [
     ),
     ("layernorm(weight, bias) | select(1, 0)", (3, 5, 24), [(24,), (24,)]),
     ("log_softmax(-1) | mul(t) | sum(-1) | neg | mean", (7, 50), [(7, 50)]),
+    ("cross_entropy(target)", (3, 7, 6, 5), [(3, 6, 5)]),
     ("log_softmax(-1) | keep(y) | exp | mul(y) | sum(-1) | neg", (7, 50), []),
     (
         "add(residual) | give(sum) | layernorm(weight, bias)",
@@ -207,9 +208,12 @@ def test_a_chain_is_as_accurate_as_eager(text, shape, operands, kind, device):
     tensors = [x.requires_grad_()]
     for name, size in zip(fused.chain.operands, operands, strict=True):
         values = torch.randn(size, dtype=torch.float64).to(device, dtype)
-        running = {"running_mean": torch.zeros_like, "running_var": torch.ones_like}
-        is_running = name in running
-        tensors.append(running[name](values) if is_running else values.requires_grad_())
+        made = {
+            "running_mean": torch.zeros_like,
+            "running_var": torch.ones_like,
+            "target": lambda values: values.mul(1e3).long().abs() % shape[1],
+        }
+        tensors.append(made[name](values) if name in made else values.requires_grad_())
     home = home_of_eager(text, device, dtype)
     ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors, device=home)
     exact = outcome(fused.reference, tensors, dtype=torch.float64, device=home)

@@ -205,6 +205,11 @@ CASES = {
         "keep(y) | amax(-1, keepdim=True) | rsub(y)",
         Situation(shape=(8, 65536)),
     ),
+    "cross_entropy_bfloat16": (
+        "cross_entropy(target)",
+        Situation(shape=(64, 4096), dtype="bfloat16"),
+    ),
+    "cross_entropy_of_pixels": ("cross_entropy(target)", Situation(shape=(4, 19, 32, 32))),
     "softmax_of_channels": ("gelu | softmax(1) | add_channel", Situation()),
     "logsumexp_of_rows": ("logsumexp(1) | gelu", Situation(shape=(16, 512))),
     "softmax_of_channels_then_mean": (

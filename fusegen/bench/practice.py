@@ -12,8 +12,11 @@ measures under other names (A, B, C, LN-channel) are not repeated.
 
 from __future__ import annotations
 
+from typing import Literal
+
 Shape = tuple[int, ...]
-Row = tuple[str, str, Shape, Shape, tuple[int | Shape | None, ...], tuple[float, float]]
+Placements = tuple[int | Shape | Literal["labels"] | None, ...]
+Row = tuple[str, str, Shape, Shape, Placements, tuple[float, float]]
 
 _TRAINED_NORM = "batch_norm(running_mean, running_var, weight, bias, training=True)"
 _BATCH_NORM = "batch_norm(running_mean, running_var, weight, bias)"
@@ -24,7 +27,7 @@ _BATCH_NORM = "batch_norm(running_mean, running_var, weight, bias)"
 _AIMS: tuple[tuple[tuple[str, ...], tuple[float, float] | None], ...] = (
     (("select(1",), None),
     (("_pool",), (1.1, 1.2)),
-    (("logsumexp", "mean(", "min("), (1.1, 1.3)),
+    (("logsumexp", "cross_entropy", "mean(", "min("), (1.1, 1.3)),
     (("group_norm", "instance_norm", "softmax", "training=True"), (1.15, 1.3)),
     (("layernorm", "rms_norm"), (1.1, 1.15)),
 )
@@ -319,6 +322,15 @@ ROWS: tuple[Row, ...] = (
         (66, 32000),
         (None,),
         (1.0, 3.0),
+    ),
+    # What each pixel shows, told by one of eight bytes for 19 numbers.
+    (
+        "cross_entropy-pixels",
+        "cross_entropy(target)",
+        (13, 19, 512, 530),
+        (1, 19, 256, 448),
+        ("labels",),
+        (0.553, 1.605),
     ),
     (
         "entropy",

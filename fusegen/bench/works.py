@@ -21,8 +21,9 @@ HOST_MODES = ("forward", "forward, with grad", "forward+backward")
 
 Shape = tuple[int, ...]
 Figures = tuple[float, float]  # one a mode
-# Where an operand lies: along an axis of x, as x does (None), or in a shape of its own.
-Placement = int | Shape | None
+# Where an operand lies: along an axis of x, as x does (None), along all but x's classes, or in a
+# shape of its own.
+Placement = int | Shape | Literal["labels"] | None
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,10 @@ class Work:
     def operand_shapes(self, device: str) -> tuple[Shape, ...]:
         """The operands' shapes on a device."""
         shape = self.shape(device)
+        known: dict[Placement, Shape] = {None: shape, "labels": shape[:1] + shape[2:]}
         return tuple(
-            shape if p is None else (shape[p],) if isinstance(p, int) else p for p in self.operands
+            known[p] if isinstance(p, str | None) else (shape[p],) if isinstance(p, int) else p
+            for p in self.operands
         )
 
 
@@ -185,14 +188,20 @@ def _vocabularies() -> list[Work]:
     return [
         Work(
             f"{op}-{length}{ending}",
-            f"{op}(-1)",
+            chain,
             None,
             _rows(length, _CUDA_ELEMENTS),
             _rows(length, _CPU_ELEMENTS),
-            targets=practice.targets(op, (1.0, 2.5)),
-            dtype=dtype,
+            operands,
+            limits,
+            practice.targets(op, limits),
+            dtype,
         )
-        for op in ("softmax", "log_softmax")
+        for op, chain, operands, limits in (
+            ("softmax", "softmax(-1)", (), (1.0, 2.5)),
+            ("log_softmax", "log_softmax(-1)", (), (1.0, 2.5)),
+            ("cross_entropy", "cross_entropy(target)", ("labels",), (0.5, 1.5)),
+        )
         for length in (32000, 50257)
         for dtype, ending in (("float32", ""), ("bfloat16", "-bf16"))
     ]

@@ -1,0 +1,201 @@
+"""Losses of classes against labels: torch's values and gradients, and what is no label."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from numeric import assert_as_accurate, has_right_second_derivatives, outcome
+
+import fusegen
+from fusegen.describe import Situation, modules
+from fusegen.emission import make_entry
+from fusegen.errors import ArgumentError, ChainError
+
+# x's shape, and of which axis its classes are
+SHAPES = [((37, 10), 1), ((6, 5, 9), 1), ((3, 7, 4, 5), 1), ((11,), 0)]
+WAYS = [
+    "cross_entropy(target)",
+    "cross_entropy(target, reduction='sum')",
+    "cross_entropy(target, reduction='none')",
+    "cross_entropy(target, label_smoothing=0.1)",
+    "cross_entropy(target, ignore_index=2)",
+    "cross_entropy(target, ignore_index=2, reduction='none', label_smoothing=0.3)",
+    "log_softmax({axis}) | nll_loss(target)",
+    "log_softmax({axis}) | nll_loss(target, ignore_index=0, reduction='sum')",
+]
+WEIGHTED = [
+    "cross_entropy(target, weight)",
+    "cross_entropy(target, weight, ignore_index=1, label_smoothing=0.2)",
+    "log_softmax(1) | nll_loss(target, weight)",
+    "cross_entropy(target, weight, reduction='none')",
+]
+
+
+def labels_of(shape, axis, device):
+    """A label for each index of all other axes; each class is named by some."""
+    others = [*shape[:axis], *shape[axis + 1 :]]
+    return torch.randint(shape[axis], others, device=device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("shape", "axis"), SHAPES, ids=[str(s) for s, _ in SHAPES])
+@pytest.mark.parametrize("text", WAYS)
+def test_a_loss_of_labels_is_torchs(text, shape, axis, dtype, device):
+    fused = fusegen.compile(text.format(axis=axis))
+    x = torch.randn(shape, dtype=torch.float64).mul(3).to(device, dtype).requires_grad_()
+    tensors = [x, labels_of(shape, axis, device)]
+    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+    exact = outcome(fused.reference, tensors, dtype=torch.float64)
+    assert_as_accurate(ours, eager, exact)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("text", WEIGHTED)
+def test_classes_may_have_weights(text, layout, device):
+    fused = fusegen.compile(text)
+    shape = (4, 9, 5, 6)
+    x = torch.randn(shape, device=device)
+    if layout == "channels_last":
+        x = x.contiguous(memory_format=torch.channels_last)
+    tensors = [x.requires_grad_(), labels_of(shape, 1, device), torch.rand(9, device=device)]
+    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+    assert_as_accurate(ours, eager, outcome(fused.reference, tensors, dtype=torch.float64))
+
+
+def test_the_weights_have_a_gradient_which_torch_refuses(device):
+    x = torch.randn(12, 5, dtype=torch.float64, device=device, requires_grad=True)
+    weight = torch.rand(5, dtype=torch.float64, device=device, requires_grad=True)
+    target = labels_of((12, 5), 1, device)
+
+    def by_hand(x, target, weight):
+        shares = weight[target]
+        return -(x.log_softmax(1).gather(1, target[:, None])[:, 0] * shares).sum() / shares.sum()
+
+    fused = fusegen.compile("cross_entropy(target, weight)")
+    ours, eager = (outcome(f, [x, target, weight]) for f in (fused, by_hand))
+    for a, b in zip(ours.tensors, eager.tensors, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_labels_that_are_ignored_count_for_nothing(device):
+    x = torch.randn(8, 6, device=device, requires_grad=True)
+    target = torch.tensor([0, -100, 5, -100, 1, 2, -100, 3], device=device)
+    fused = fusegen.compile("cross_entropy(target)")
+    ours = outcome(fused, [x, target])
+    eager = outcome(F.cross_entropy, [x, target])
+    torch.testing.assert_close(ours.result, eager.result)
+    torch.testing.assert_close(ours.gradients[0], eager.gradients[0])
+    assert torch.equal(ours.gradients[0][1], torch.zeros(6, device=device))
+
+
+def test_of_no_label_at_all_the_mean_is_not_a_number_as_in_torch(device):
+    target = torch.full((4,), -100, device=device)
+    x = torch.randn(4, 3, device=device)
+    assert fusegen.compile("cross_entropy(target)")(x, target).isnan()
+    assert fusegen.compile("cross_entropy(target, reduction='sum')")(x, target) == 0
+
+
+@pytest.mark.parametrize("label", [-1, 6, 100, -(1 << 20)])
+def test_a_label_that_is_no_class_makes_the_loss_not_a_number(label, device):
+    # torch stops: on a CPU with an error, on a GPU with the process's use of it.
+    x = torch.randn(5, 6, device=device)
+    target = torch.tensor([0, 1, label, 3, 4], device=device)
+    each = fusegen.compile("cross_entropy(target, reduction='none')")(x, target)
+    assert each.isnan().tolist() == [False, False, True, False, False]
+    assert fusegen.compile("log_softmax(1) | nll_loss(target)")(x, target).isnan()
+
+
+@pytest.mark.parametrize("value", [1e4, float("inf"), float("-inf"), float("nan")])
+def test_large_and_infinite_values_have_torchs_losses(value, device):
+    x = torch.randn(6, 5, device=device)
+    x[2, 1] = value
+    x[3, 4] = value
+    target = torch.tensor([0, 1, 1, 2, 3, 4], device=device)
+    tensors = [x.requires_grad_(), target]
+    fused = fusegen.compile("cross_entropy(target, reduction='none')")
+    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+    for a, b in zip(ours.tensors, eager.tensors, strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cross_entropy(target)",
+        "cross_entropy(target, label_smoothing=0.1, reduction='none')",
+        "tanh | log_softmax(1) | nll_loss(target, ignore_index=1)",
+    ],
+)
+def test_second_derivatives_are_right(text, device):
+    fused = fusegen.compile(text)
+    x = torch.randn(3, 4, 2, dtype=torch.float64, device=device, requires_grad=True)
+    target = labels_of(x.shape, 1, device)
+    assert torch.autograd.gradcheck(fused, (x, target))
+    assert has_right_second_derivatives(fused, (x, target))
+
+
+def test_a_loss_stands_behind_a_whole_chain(device):
+    """A language model's: positions and samples are one axis, logits are capped."""
+    fused = fusegen.compile("flatten(0, 1) | mul(0.1) | tanh | mul(10) | cross_entropy(target)")
+
+    def by_hand(x, target):
+        return F.cross_entropy(10 * torch.tanh(0.1 * x.flatten(0, 1)), target)
+
+    x = torch.randn(2, 7, 33, device=device, requires_grad=True)
+    tensors = [x, labels_of((14, 33), 1, device)]
+    ours, eager = (outcome(f, tensors) for f in (fused, by_hand))
+    for a, b in zip(ours.tensors, eager.tensors, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_labels_may_lie_anyhow_and_losses_go_on(device):
+    fused = fusegen.compile("cross_entropy(target, reduction='none') | square | mean")
+    target = labels_of((3, 8, 10), 1, device)[:, ::2]
+    x = torch.randn(3, 8, 5, device=device).requires_grad_()
+    ours, eager = (outcome(f, [x, target]) for f in (fused, fused.reference))
+    for a, b in zip(ours.tensors, eager.tensors, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("shape", [(8192, 32000), (4096, 50257), (2048, 128256)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_vocabulary_is_read_once_each_way(shape, dtype):
+    chain = fusegen.chain("cross_entropy(target)")
+    (module,) = modules(chain, "cuda", Situation(shape, dtype=dtype), grad=True)
+    entries = [make_entry(program, module.signature) for program in module.programs]
+    families = [[kernel.family for kernel in entry.kernels] for entry in entries]
+    assert families == [["row", "row"], ["pointwise"]]
+
+
+X, LABELS = torch.zeros(8, 10), torch.zeros(8, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("text", "tensors", "message"),
+    [
+        ("cross_entropy(t)", (X, LABELS.int()), "'t' is int32, wanted int64.* t.long()"),
+        ("cross_entropy(t)", (X, X), "'t' is float32, wanted int64.*log_softmax"),
+        ("nll_loss(t)", (X, LABELS > 0), "'t' is bool, wanted int64"),
+        ("nll_loss(t)", (X, LABELS[:4]), r"'t' got shape \(4,\), wanted \(8,\)"),
+        ("nll_loss(t)", (X, LABELS[:, None]), r"'t' got shape \(8, 1\), wanted \(8,\)"),
+        ("nll_loss(t)", (X[0, 0], LABELS[0]), r"value of shape \(\), wanted one with classes"),
+        ("nll_loss(t) | add(t)", (X, LABELS), "'t': got a tensor of int64, wanted one of float16"),
+        ("nll_loss(t, w)", (X, LABELS, X[0, :4]), r"'w' got shape \(4,\), wanted \(10,\)"),
+        ("nll_loss(t, w)", (X, LABELS, X[0].double()), "'w' is float64 but the value"),
+    ],
+)
+def test_what_is_no_label_is_told(text, tensors, message):
+    with pytest.raises(ArgumentError, match=message):
+        fusegen.compile(text)(*tensors)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cross_entropy(t, ignore_index=100000000)", "ignore_index is 100000000"),
+        ("cross_entropy(t, label_smoothing=1.5)", "label_smoothing is 1.5, wanted one from 0 to 1"),
+        ("nll_loss(t, reduction='avg')", "wants 'mean' or 'sum' or 'none', got 'avg'"),
+    ],
+)
+def test_what_a_loss_cannot_do_is_told(text, message):
+    with pytest.raises(ChainError, match=message):
+        fusegen.compile(text)
