@@ -25,12 +25,15 @@ _WIDENED: Mapping[str, frozenset[str]] = {
             *("layernorm", "rms_norm", "group_norm", "normalize", "norm"),
             *("softmax", "softmin", "log_softmax", "logsumexp", "sum"),
             *("lp_pool1d", "lp_pool2d", "nll_loss", "cross_entropy"),
+            *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
+            "binary_cross_entropy_with_logits",
         )
     ),
     "cpu": frozenset(
         (
             *("avg_pool3d", "max_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d"),
-            *("nll_loss", "cross_entropy"),
+            *("nll_loss", "cross_entropy", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+            *("kl_div", "binary_cross_entropy_with_logits"),
         )
     ),
 }

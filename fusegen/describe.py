@@ -181,11 +181,13 @@ def has_gradient(chain: Chain, operand: str) -> bool:
     """Whether torch gives an operand a gradient, which conditions and running statistics have not,
     nor what a loss is told of classes.
     """
-    is_of_loss = any(
-        s.definition and s.definition.shaping == "class_loss" for s, _ in chain.uses(operand)
+    of_losses = [p for s, p in chain.uses(operand) if s.definition and s.definition.is_loss]
+    is_told = any(p.name.endswith("weight") or p.kind == "index" for p in of_losses)
+    return (
+        not is_told
+        and not is_mask(chain, operand)
+        and not _parameters(chain, operand) & {*RUNNING, COUNTER}
     )
-    is_number = not is_mask(chain, operand) and not is_of_loss
-    return is_number and not _parameters(chain, operand) & {*RUNNING, COUNTER}
 
 
 def is_positive(chain: Chain, operand: str) -> bool:

@@ -37,9 +37,11 @@ def dims_of(step: Step, running: Shape) -> tuple[int, ...]:
     left out.
     """
     rank = len(running)
-    if step.definition is not None and step.definition.shaping == "class_loss":
+    if step.definition is not None and step.definition.is_loss:
         is_each = dict(step.attributes)["reduction"] == "none"
-        return (rank + class_axis(running),) if is_each else tuple(range(rank))
+        has_classes = step.definition.shaping == "class_loss"
+        own = (rank + class_axis(running),) if has_classes else ()
+        return own if is_each else tuple(range(rank))
     dim = dict(step.attributes)["dim"]
     if dim is None:
         return tuple(range(rank))

@@ -193,6 +193,8 @@ def test_what_is_no_label_is_told(text, tensors, message):
     [
         ("cross_entropy(t, ignore_index=100000000)", "ignore_index is 100000000"),
         ("cross_entropy(t, label_smoothing=1.5)", "label_smoothing is 1.5, wanted one from 0 to 1"),
+        ("smooth_l1_loss(t, beta=-1)", "beta is -1, wanted one of at least 0"),
+        ("huber_loss(t, delta=0)", "delta is 0, wanted one above 0"),
         ("nll_loss(t, reduction='avg')", "wants 'mean' or 'sum' or 'none', got 'avg'"),
     ],
 )

@@ -185,6 +185,7 @@ def _channel_layernorms() -> list[Work]:
 
 def _vocabularies() -> list[Work]:
     """Rows as long as a language model's vocabulary: of whole packs, and of an odd length."""
+    labels: tuple[Placement, ...] = ("labels",)
     return [
         Work(
             f"{op}-{length}{ending}",
@@ -200,7 +201,7 @@ def _vocabularies() -> list[Work]:
         for op, chain, operands, limits in (
             ("softmax", "softmax(-1)", (), (1.0, 2.5)),
             ("log_softmax", "log_softmax(-1)", (), (1.0, 2.5)),
-            ("cross_entropy", "cross_entropy(target)", ("labels",), (0.5, 1.5)),
+            ("cross_entropy", "cross_entropy(target)", labels, (0.5, 1.5)),
         )
         for length in (32000, 50257)
         for dtype, ending in (("float32", ""), ("bfloat16", "-bf16"))

@@ -1,4 +1,4 @@
-"""Losses of classes: what a value says of each class, against the one that a label names."""
+"""Losses: how far a value is from what it should be, of each element or of all together."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import math
 from typing import Literal
 
 from fusegen.ir import Expr, const, count, primitive, reduce, reduce_sum
+from fusegen.ops.activation import logsigmoid
 from fusegen.ops.registry import op
 from fusegen.ops.schema import Channel, Labels
 
 Reduction = Literal["mean", "sum", "none"]
+_REDUCED = (("mean",), ("sum",), ("none",))
 
 _MOST = 1 << 24  # a float holds every integer up to here
 
@@ -20,6 +22,113 @@ def _problem(ignore_index: int, label_smoothing: float = 0.0, **others: object) 
     if not 0 <= label_smoothing <= 1:
         return f"label_smoothing is {label_smoothing:g}, wanted one from 0 to 1"
     return None
+
+
+def _bad_beta(beta: float, **others: object) -> str | None:
+    return f"beta is {beta:g}, wanted one of at least 0" if beta < 0 else None
+
+
+def _bad_delta(delta: float, **others: object) -> str | None:
+    return f"delta is {delta:g}, wanted one above 0" if delta <= 0 else None
+
+
+@op(reference="torch.nn.functional.mse_loss", samples=_REDUCED, shaping="loss")
+def mse_loss(x: Expr, target: Expr, *, reduction: Reduction = "mean") -> Expr:
+    """The mean of (x - target)^2, their sum, or each of them."""
+    distance = x - target
+    return _of_all(distance * distance, reduction)
+
+
+@op(reference="torch.nn.functional.l1_loss", samples=_REDUCED, shaping="loss")
+def l1_loss(x: Expr, target: Expr, *, reduction: Reduction = "mean") -> Expr:
+    """The mean of |x - target|, their sum, or each of them."""
+    return _of_all(primitive("abs", x - target), reduction)
+
+
+@op(
+    reference="torch.nn.functional.smooth_l1_loss",
+    samples=[("mean",), ("sum", 0.5), ("none", 0.0)],
+    shaping="loss",
+    check=_bad_beta,
+)
+def smooth_l1_loss(
+    x: Expr, target: Expr, *, reduction: Reduction = "mean", beta: float = 1.0
+) -> Expr:
+    """l1_loss, but of distances below beta a parabola that meets it there."""
+    size = primitive("abs", x - target)
+    if beta:
+        size = primitive("where", size < beta, size * size * (0.5 / beta), size - 0.5 * beta)
+    return _of_all(size, reduction)
+
+
+@op(
+    reference="torch.nn.functional.huber_loss",
+    samples=[("mean",), ("sum", 0.5), ("none", 2.0)],
+    shaping="loss",
+    check=_bad_delta,
+)
+def huber_loss(x: Expr, target: Expr, *, reduction: Reduction = "mean", delta: float = 1.0) -> Expr:
+    """Half of mse_loss, but of distances above delta a line that goes on from there."""
+    size = primitive("abs", x - target)
+    line = (size - 0.5 * delta) * delta
+    return _of_all(primitive("where", size <= delta, size * size * 0.5, line), reduction)
+
+
+@op(
+    reference="torch.nn.functional.binary_cross_entropy_with_logits",
+    samples=_REDUCED,
+    shaping="loss",
+)
+def binary_cross_entropy_with_logits(
+    x: Expr,
+    target: Expr,
+    weight: Expr | None = None,
+    *,
+    reduction: Reduction = "mean",
+    pos_weight: Expr | None = None,
+) -> Expr:
+    """-(target * log(sigmoid(x)) + (1 - target) * log(1 - sigmoid(x))), where nothing overflows.
+
+    weight is a factor of each loss, pos_weight of the first term alone; both broadcast.
+    """
+    log_p = logsigmoid.function(x)
+    share = log_p if pos_weight is None else log_p * ((pos_weight - 1.0) * target + 1.0)
+    loss = (1.0 - target) * x - share
+    return _of_all(loss if weight is None else loss * weight, reduction)
+
+
+@op(
+    reference="torch.nn.functional.kl_div",
+    samples=[("batchmean",), ("sum", True), ("none",)],  # with "mean", torch warns
+    shaping="loss",
+)
+def kl_div(
+    x: Expr,
+    target: Expr,
+    *,
+    reduction: Literal["mean", "sum", "batchmean", "none"] = "mean",
+    log_target: bool = False,
+) -> Expr:
+    """target * (log(target) - x), x being logarithms; of all, "batchmean" is the sum a sample.
+
+    With log_target, target is logarithms too.
+    """
+    if log_target:
+        loss = primitive("exp", target) * (target - x)
+    else:
+        is_zero = primitive("eq", target, 0.0)
+        log_target_ = primitive("log", primitive("where", is_zero, 1.0, target))
+        loss = target * log_target_ - target * x
+    if reduction != "batchmean":
+        return _of_all(loss, reduction)
+    return reduce_sum(loss, loss.axes) / count(x.axes[:1])
+
+
+def _of_all(loss: Expr, reduction: Reduction) -> Expr:
+    """Of the losses of all elements what is wanted."""
+    if reduction == "none":
+        return loss
+    return reduce("mean" if reduction == "mean" else "sum", loss.axes, loss)
 
 
 @op(

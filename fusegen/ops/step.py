@@ -15,7 +15,9 @@ from fusegen.ir import Expr
 from fusegen.ops.schema import Attribute, Parameter, integers, parameters_of, spell
 from fusegen.windowing import Slide, Window, size_of, sliding
 
-Shaping = Literal["same", "reduce", "squeeze", "unsqueeze", "merge", "split", "view", "class_loss"]
+Shaping = Literal[
+    "same", "reduce", "squeeze", "unsqueeze", "merge", "split", "view", "loss", "class_loss"
+]
 VIEWS = ("merge", "split", "view")
 
 # The parameters that an operation with statistics of its own updates.
@@ -40,8 +42,10 @@ class Definition:
     that are reduced. Without it they are tiles of the attribute kernel_size. shaping says what
     becomes of the axes: "reduce" leaves one wide or drops those of its attribute dim, "squeeze" and
     "unsqueeze" drop and add axes of one value, "merge" makes those from start_dim to end_dim one,
-    "split" makes dim several of the given sizes, "view" lays all out in another shape. groups names
-    the attribute that says into how many groups axis 1 is split: the body then sees two axes there.
+    "split" makes dim several of the given sizes, "view" lays all out in another shape, "loss"
+    reduces all axes, unless its attribute reduction is "none", and "class_loss" then that of the
+    classes. groups names the attribute that says into how many groups axis 1 is split: the body
+    then sees two axes there.
     keeps_dtype is for an operation whose result has x's type, whatever its parameters have, and
     exact_bounds for one that compares x with its numbers as they are, where torch does, and not
     with the nearest of x's type.
@@ -72,6 +76,11 @@ class Definition:
     def is_view(self) -> bool:
         """Whether a step only says in what shape a value is seen."""
         return self.shaping in VIEWS
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether a step's attribute reduction says what becomes of the axes."""
+        return self.shaping in ("loss", "class_loss")
 
     @property
     def is_builtin(self) -> bool:
