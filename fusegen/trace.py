@@ -8,7 +8,6 @@ Any other value computed from x is kept when it is made, and named where it is u
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,8 +15,6 @@ from fusegen import ir
 from fusegen.errors import ChainError
 from fusegen.ir import ARITY, Expr
 from fusegen.ops import (
-    ALIASES,
-    OPS,
     RESERVED,
     BadArgument,
     Chain,
@@ -29,6 +26,9 @@ from fusegen.ops import (
     takes,
 )
 from fusegen.ops.schema import alternatives, annotations_of, show_value
+from fusegen.tensorlike import be_like_tensors
+
+be_like_tensors()
 
 # The same operation with its two arguments exchanged.
 _SYMMETRIC = ("add", "mul", "minimum", "maximum", "eq", "ne", "logical_and", "logical_or")
@@ -57,7 +57,10 @@ def trace(function: Callable[..., Any]) -> Chain:
     """The chain that a function computes from its first parameter; the others are its operands. Of
     a tuple that it returns, the first is the chain's result, and the others are given beside it.
     """
-    name = getattr(function, "__name__", "the function")
+    if inspect.ismethod(forward := getattr(function, "forward", None)):  # a module's
+        name, function = type(function).__name__, forward
+    else:
+        name = getattr(function, "__name__", "the function")
     input_name, placements = _parameters(function, name)
     x = ir.tensor(input_name, _ANY_AXIS, None)
     tensors = {p: ir.tensor(p, _ANY_AXIS, None) for p in placements}
@@ -65,7 +68,7 @@ def trace(function: Callable[..., Any]) -> Chain:
         result: object = function(x, **tensors)
     except (TypeError, AttributeError) as error:
         raise ChainError(
-            f"{name}: {error}{_instead(error)} (a chain's function is called once, with "
+            f"{name}: {error} (a chain's function is called once, with "
             f"expressions; it uses operators and fusegen's operations, and no `if` on their values)"
         ) from error
     except BadArgument as error:
@@ -81,15 +84,6 @@ def trace(function: Callable[..., Any]) -> Chain:
     if unused:
         raise ChainError(f"{name}: the parameter {unused[0]!r} is never used")
     return takes(*placements) | chain if placements else chain
-
-
-def _instead(error: Exception) -> str:
-    """What to write in place of what a tensor or torch has."""
-    if "is not subscriptable" in str(error):
-        return "; for one place along an axis write fusegen.select(x, dim, index)"
-    called = re.match(r"(\w+)\(\): argument '", str(error))  # torch's function, of an expression
-    op = called[1] if called else getattr(error, "name", None)
-    return f"; write fusegen.{op}(x)" if op in (*OPS, *ALIASES) else ""
 
 
 def _parameters(function: Callable[..., Any], name: str) -> tuple[str, dict[str, Placement | None]]:

@@ -26,6 +26,7 @@ ORDER = (
     "verification",
     "windowing",
     "ops",
+    "tensorlike",
     "trace",
     "dsl",
     "target",

@@ -6,7 +6,7 @@ import pytest
 
 from fusegen import chain, ir
 from fusegen.bind import bind
-from fusegen.describe import Situation, assumed_shapes, is_mask, modules
+from fusegen.describe import Situation, assumed_shapes, element_type, modules
 from fusegen.emission import make_entry
 from fusegen.grouping import collapse
 from fusegen.holding import signature
@@ -22,7 +22,7 @@ def entries(text, x=X, dtype="float32", order=None, target="cpp", **operands):
     """The forward and backward entries of a chain, every input needing a gradient."""
     parsed = chain(text)
     shape, others = assumed_shapes(parsed, Situation(x, operands, dtype, "contiguous"))
-    kinds = {name: "bool" if is_mask(parsed, name) else dtype for name in others}
+    kinds = {name: element_type(parsed, name, dtype) for name in others}
     bound = bind(parsed, (shape, dtype), {n: (s, kinds[n]) for n, s in others.items()})
     program = forward(bound, is_training=True)
     back = derivative(program, range(len(program.graph.inputs)), [0])

@@ -180,18 +180,18 @@ def asks_for_axes(x: Expr) -> Expr:
         (lambda x: x, "returns its first parameter unchanged"),
         (lambda x: 3, "must return an expression, got 3"),
         (lambda x: gelu(), "must return an expression, got a Chain"),
-        (lambda x: x.sin(), "'Expr' object has no attribute 'sin'"),
-        (lambda x: where(x == 0, 1, x), "where: got True or False; write eq(a, b)"),
+        (lambda x: x.sinus(), "'Expr' object has no attribute 'sinus'; did you mean 'sin'?"),
+        (lambda x: x if x == 0 else -x, "an Expr has no truth value"),
         (
             lambda x: x * torch.ones(1),
             "got a Tensor, wanted an expression, a parameter or a number",
         ),
         (
             lambda x: torch.ones(3) + x,
-            "got a Tensor, wanted an expression, a parameter or a number",
+            "torch's add: got a Tensor, wanted an expression or a number; give the function a",
         ),
         (
-            lambda x, b: OPS["masked_fill"](x, b == 0, -1e9),
+            lambda x, b: OPS["masked_fill"](x, b == x, -1e9),
             "no place for the constant -1000000000.0; for a == b write eq(a, b); it is",
         ),
         (lambda x, self: x + self, "no operand can be called 'self'; put it first, or call it"),

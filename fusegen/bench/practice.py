@@ -10,20 +10,17 @@ Dropout is left out: eager draws other noise, so nothing could be compared. The 
 measures under other names (A, B, C, LN-channel) are not repeated.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 Shape = tuple[int, ...]
-Placements = tuple[int | Shape | Literal["labels"] | None, ...]
-Row = tuple[str, str, Shape, Shape, Placements, tuple[float, float]]
+Placement = int | Shape | Literal["labels"] | None
+Row = tuple[str, str, Shape, Shape, tuple[Placement, ...], tuple[float, float]]
 
 _TRAINED_NORM = "batch_norm(running_mean, running_var, weight, bias, training=True)"
 _BATCH_NORM = "batch_norm(running_mean, running_var, weight, bias)"
 
-# What a chain holds, and how near to its limit it is to come, forward and with its backward. Chains
-# of scalar functions alone are to be as fast as those of torch.compile; so is what takes one of
-# many places, of whose time memory has little.
+# What a chain holds, and how near to its limit it is to come, each way. Chains of scalar functions
+# alone, and what takes one of many places, are to be as fast as those of torch.compile.
 _AIMS: tuple[tuple[tuple[str, ...], tuple[float, float] | None], ...] = (
     (("select(1",), None),
     (("_pool",), (1.1, 1.2)),
@@ -323,7 +320,7 @@ ROWS: tuple[Row, ...] = (
         (None,),
         (1.0, 3.0),
     ),
-    # What each pixel shows, told by one of eight bytes for 19 numbers.
+    # What each pixel shows: a label's eight bytes for 19 numbers.
     (
         "cross_entropy-pixels",
         "cross_entropy(target)",

@@ -24,6 +24,7 @@ from fusegen.program import forward
 from fusegen.runtime import Fused
 from fusegen.segments import bind_all, segments
 from fusegen.selecting import at_places
+from fusegen.target import ITEM_BYTES
 
 Function = Callable[..., Any]  # it gives a tensor, or a tuple of some
 
@@ -197,15 +198,20 @@ def limits_of(work: Work, device: str) -> tuple[float, float]:
     """
     if work.limits is not None:
         return work.limits
-    bounds = _bounds(work, device)
-    whole = [math.prod(s) for s in (work.shape(device), *work.operand_shapes(device))]
+    chain, bounds = dsl.chain(work.chain), _bounds(work, device)
+    names = ("x", *chain.operands)
+    types = [element_type(chain, name, work.dtype) for name in names]
+    numbers = [math.prod(s) for s in (work.shape(device), *work.operand_shapes(device))]
+    widths = [ITEM_BYTES[t] / ITEM_BYTES[work.dtype] for t in types]
+    whole = [n * width for n, width in zip(numbers, widths, strict=True)]
     read = [size * part for size, part in zip(whole, _parts_read(work, bounds), strict=True)]
+    learning = [s for s, n in zip(whole, names, strict=True) if has_gradient(chain, n)]
     written = [math.prod(bounds[-1].result_shape)]
-    for segment, bound in zip(segments(dsl.chain(work.chain)), bounds, strict=True):
+    for segment, bound in zip(segments(chain), bounds, strict=True):
         written += [math.prod(given.shape) for given in bound.gives]
         written += [math.prod(bound.result_shape)] * segment.gives
     once = (sum(read) + sum(written)) / (2 * whole[0])
-    return once, once + (sum(read) + sum(whole) + sum(written)) / (2 * whole[0])
+    return once, once + (sum(read) + sum(learning) + sum(written)) / (2 * whole[0])
 
 
 def _parts_read(work: Work, bounds: Sequence[Bound]) -> list[float]:

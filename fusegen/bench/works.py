@@ -21,9 +21,8 @@ HOST_MODES = ("forward", "forward, with grad", "forward+backward")
 
 Shape = tuple[int, ...]
 Figures = tuple[float, float]  # one a mode
-# Where an operand lies: along an axis of x, as x does (None), along all but x's classes, or in a
-# shape of its own.
-Placement = int | Shape | Literal["labels"] | None
+Placement = practice.Placement  # along an axis of x, as x, along all but x's classes, or apart
+_LABELS: tuple[Placement, ...] = ("labels",)
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,9 @@ class Work:
     def operand_shapes(self, device: str) -> tuple[Shape, ...]:
         """The operands' shapes on a device."""
         shape = self.shape(device)
-        known: dict[Placement, Shape] = {None: shape, "labels": shape[:1] + shape[2:]}
-        return tuple(
-            known[p] if isinstance(p, str | None) else (shape[p],) if isinstance(p, int) else p
-            for p in self.operands
-        )
+        known: dict[Placement, Shape] = {i: (shape[i],) for i in range(-len(shape), len(shape))}
+        known |= {None: shape, "labels": shape[:1] + shape[2:]}
+        return tuple(p if isinstance(p, tuple) else known[p] for p in self.operands)
 
 
 @dataclass(frozen=True)
@@ -185,7 +182,6 @@ def _channel_layernorms() -> list[Work]:
 
 def _vocabularies() -> list[Work]:
     """Rows as long as a language model's vocabulary: of whole packs, and of an odd length."""
-    labels: tuple[Placement, ...] = ("labels",)
     return [
         Work(
             f"{op}-{length}{ending}",
@@ -201,7 +197,7 @@ def _vocabularies() -> list[Work]:
         for op, chain, operands, limits in (
             ("softmax", "softmax(-1)", (), (1.0, 2.5)),
             ("log_softmax", "log_softmax(-1)", (), (1.0, 2.5)),
-            ("cross_entropy", "cross_entropy(target)", labels, (0.5, 1.5)),
+            ("cross_entropy", "cross_entropy(target)", _LABELS, (0.5, 1.5)),
         )
         for length in (32000, 50257)
         for dtype, ending in (("float32", ""), ("bfloat16", "-bf16"))

@@ -17,6 +17,7 @@ from fusegen.ops.schema import (
     BadArgument,
     Parameter,
     canonical,
+    is_tensor,
     match,
     nearest,
     show_value,
@@ -111,6 +112,11 @@ class Op(Definition):
     ) -> Chain: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Expr | Chain:
         """On an expression: the result. Otherwise: a chain of this one step."""
+        if args and is_tensor(args[0]):
+            raise BadArgument(
+                f"{self.name}: got a tensor, but an operation makes a chain and computes nothing; "
+                f"compile it and call that, as in fusegen.compile('{self.name}')(x)"
+            )
         on_expression = isinstance(args[0], Expr) if args else False
         if self.is_primitive and any(isinstance(a, Expr) for a in (*args, *kwargs.values())):
             return self.function(*args, **kwargs)

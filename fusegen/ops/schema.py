@@ -254,8 +254,8 @@ def alternatives(annotation: object) -> tuple[Placement | None, tuple[object, ..
     placement: Placement | None = None
     constants: list[object] = []
     for member in members:
-        if member in _PLACEMENTS:
-            placement = _PLACEMENTS[member]
+        if member in _PLACEMENTS or _is_torchs(member):
+            placement = _PLACEMENTS.get(member, "broadcast")
         elif member in (None, type(None)):
             constants.append(None)
         elif _is_constant(member):
@@ -263,6 +263,15 @@ def alternatives(annotation: object) -> tuple[Placement | None, tuple[object, ..
         else:
             raise ValueError(member)
     return placement, tuple(constants)
+
+
+def is_tensor(value: object) -> bool:
+    """Whether it is one of torch's, which need not be imported to tell."""
+    return any(map(_is_torchs, type(value).__mro__))
+
+
+def _is_torchs(kind: object) -> bool:
+    return (getattr(kind, "__module__", ""), getattr(kind, "__name__", "")) == ("torch", "Tensor")
 
 
 def _is_constant(kind: object) -> bool:

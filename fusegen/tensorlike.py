@@ -1,0 +1,263 @@
+"""Expressions where code expects tensors: torch's functions and a tensor's methods are operations.
+
+So that a function which was written for tensors, such as a module's forward, is traced as it is:
+`torch.sigmoid(x)`, `F.layer_norm(x, (64,), weight)`, `x.mean(1)`, `x[:, None]`. torch asks an
+argument that is no tensor of its own for `__torch_function__`; nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from fusegen import ir
+from fusegen.errors import ChainError
+from fusegen.ir import Expr
+from fusegen.ops import ALIASES, OPS, lookup, nearest
+from fusegen.ops.schema import is_tensor, show_value
+
+# Other names for an argument of an operation.
+_RENAMED = {"axis": "dim", "ord": "p"}
+_TYPES = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "double": "float64"}
+# What a tensor knows of itself, and what to write where a chain asks for it.
+_UNKNOWN: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("shape", "size", "dim", "ndim", "numel"),
+        "its axes are not known before a call; flatten(1), unflatten, mean and the like need no "
+        "sizes",
+    ),
+    **dict.fromkeys(
+        ("dtype", "device", "type_as"),
+        "its type is not known before a call; results have the type that eager gives them",
+    ),
+    **dict.fromkeys(("item", "tolist", "numpy", "cpu"), "it has no values before a call"),
+    **dict.fromkeys(
+        ("permute", "transpose", "t", "T", "mT", "movedim"),
+        "no step exchanges axes; pass such a view of the tensor, which is read where it lies",
+    ),
+    **dict.fromkeys(
+        ("matmul", "mm", "bmm", "linear", "conv1d", "conv2d", "conv3d", "einsum"),
+        "a chain follows a product or a convolution: call it with what that gives",
+    ),
+    **dict.fromkeys(
+        ("cat", "stack", "unbind", "pad", "gather", "cumsum", "argmax", "argmin", "sort", "topk"),
+        "no step does it; compile what stands before and behind it as chains of their own",
+    ),
+    "split": "it needs the size of what is split; of equal parts write x.chunk(2, dim)",
+}
+
+
+class Largest(NamedTuple):
+    """What torch gives for a maximum along an axis: its value, and where it stands."""
+
+    values: Expr
+    indices: object
+
+
+class _Indices:
+    """Stands where torch gives indices."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ChainError("max and min give no indices in a chain, but .values")
+
+    def __repr__(self) -> str:
+        return "indices, which a chain does not give"
+
+
+def of_torch(
+    cls: type, function: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
+) -> Any:
+    """A function of torch's on arguments of which one is an expression: torch's protocol."""
+    name = getattr(function, "__name__", str(function))
+    for prefix in ("special_", "linalg_"):
+        name = name.removeprefix(prefix)
+    return _called(f"torch's {name}", name, args, kwargs or {})
+
+
+def attribute_of(x: Expr, name: str) -> Any:
+    """What x has by this name, as a tensor would: a method that is an operation."""
+    if name.startswith("_") or not (name in _UNKNOWN or _is_known(name)):
+        guess = None if name.startswith("_") else nearest(name, [*OPS, *ALIASES])
+        hint = f"; did you mean {guess!r}?" if guess else ""
+        raise AttributeError(f"'Expr' object has no attribute {name!r}{hint}")
+    if name in _UNKNOWN:
+        raise ChainError(f"x.{name}: {_UNKNOWN[name]}")
+    return lambda *args, **kwargs: _called(f"x.{name}", name, (x, *args), kwargs)
+
+
+def item_of(x: Expr, key: object) -> Expr:
+    """x[key]: places along axes are selected, None is a new axis, and a whole slice stays."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if sum(k is Ellipsis for k in keys) > 1:
+        raise ChainError("x[..., ...]: an index has one Ellipsis at most")
+    cut = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
+    # Behind the dots axes are counted from the end, and so the last is taken first.
+    axis = -1
+    for k in reversed(keys[cut + 1 :]):
+        x, is_left = _item(x, k, axis)
+        axis -= is_left
+    axis = 0
+    for k in keys[:cut]:
+        x, is_left = _item(x, k, axis)
+        axis += is_left
+    return x
+
+
+def _item(x: Expr, key: object, axis: int) -> tuple[Expr, bool]:
+    """x indexed along one axis, and whether that is there behind it."""
+    if key is None:
+        return lookup("unsqueeze")(x, axis), True
+    if isinstance(key, slice) and key == slice(None):
+        return x, True
+    if isinstance(key, int) and not isinstance(key, bool):
+        return lookup("select")(x, axis, key), False
+    raise ChainError(
+        f"x[{key!r}]: an index is an integer, None, ... or a whole slice; for a part of an "
+        "axis slice what the call is given, or, of halves, write x.chunk(2, dim)"
+    )
+
+
+def _is_known(name: str) -> bool:
+    plain = name.removesuffix("_")
+    return any(n in table for n in (name, plain) for table in (OPS, ALIASES, _OWN))
+
+
+def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The operation of this name, with arguments as torch has them."""
+    for value in (*args, *kwargs.values()):
+        if is_tensor(value):
+            raise ChainError(
+                f"{where}: got a {type(value).__name__}, wanted an expression or a number; give "
+                "the function a parameter for it, and pass it in the call"
+            )
+    if name in _UNKNOWN:
+        raise ChainError(f"{where}: {_UNKNOWN[name]}")
+    name = name.lstrip("_")
+    if name.endswith("_") or kwargs.get("inplace"):
+        raise ChainError(
+            f"{where} changes x in place, but a chain's steps give new values; write "
+            f"x = x.{name.rstrip('_')}(...)"
+        )
+    if kwargs.get("out") is not None:
+        raise ChainError(f"{where}: got out=, but a chain's steps give new values; leave it out")
+    x, *others = args
+    if kwargs.get("dtype") is not None and name != "to":
+        x = _cast(x, kwargs["dtype"])
+        kwargs = {**kwargs, "dtype": None}
+    if name in _OWN:
+        return _OWN[name](x, *others, **{k: v for k, v in kwargs.items() if v is not None})
+    if name not in (*OPS, *ALIASES):
+        raise ChainError(f"{where} is no operation of a chain; `fusegen ops` lists them")
+    op = lookup(name)
+    known = {p.name for p in op.parameters}
+    renamed = {k if k in known else _RENAMED.get(k, k): v for k, v in kwargs.items()}
+    given = {k: v for k, v in renamed.items() if k in known}
+    # What torch's function takes beside, where it changes nothing.
+    left = [k for k, v in renamed.items() if k not in known and v and not k.startswith("_")]
+    if left:
+        raise ChainError(f"{where}: a chain has no {left[0]}= there; it is {op.signature}")
+    return op(x, *others, **given)
+
+
+def _largest(name: str) -> Callable[..., Any]:
+    """max or min as torch has it: of all, of two, or along an axis with its index."""
+
+    def found(x: Expr, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(a, Expr) for a in (*args, *kwargs.values())):
+            return lookup(f"{name}imum")(x, *args, **kwargs)
+        values = lookup(name)(x, *args, **kwargs)
+        return Largest(values, _Indices()) if args or kwargs else values
+
+    return found
+
+
+def _chunk(x: Expr, chunks: int, dim: int = 0) -> tuple[Expr, ...]:
+    """Equal parts of an axis."""
+    if not isinstance(chunks, int) or chunks < 1:
+        raise ChainError(f"x.chunk: got {show_value(chunks)}, wanted how many parts, an integer")
+    apart = lookup("unflatten")(x, dim, (chunks, -1))
+    axis = dim - 1 if dim < 0 else dim
+    return tuple(lookup("select")(apart, axis, i) for i in range(chunks))
+
+
+def _glu(x: Expr, dim: int = -1) -> Expr:
+    value, gate = _chunk(x, 2, dim)
+    return value * lookup("sigmoid")(gate)
+
+
+def _norm(x: Expr, p: float | str = 2.0, dim: Any = None, keepdim: bool = False) -> Expr:
+    return lookup("norm")(x, 2.0 if p == "fro" else p, dim, keepdim=keepdim)
+
+
+def _scaled(op: str) -> Callable[..., Expr]:
+    """A sum whose second term may have a factor."""
+
+    def found(x: Any, other: Any, alpha: float = 1) -> Expr:
+        return ir.primitive(op, x, other if alpha == 1 else other * alpha)
+
+    return found
+
+
+def _cast(x: Expr, dtype: object) -> Expr:
+    return lookup("to")(x, dtype)
+
+
+def _itself(x: Expr) -> Expr:
+    return x
+
+
+_OWN: Mapping[str, Callable[..., Any]] = {
+    "max": _largest("max"),
+    "min": _largest("min"),
+    "chunk": _chunk,
+    "glu": _glu,
+    "clamp_min": lambda x, min: lookup("clamp")(x, min=min),
+    "clamp_max": lambda x, max: lookup("clamp")(x, max=max),
+    "add": _scaled("add"),
+    "sub": _scaled("sub"),
+    "norm": _norm,
+    "expit": lambda x: lookup("sigmoid")(x),
+    "isnan": lambda x: ir.primitive("ne", x, x),
+    "isinf": lambda x: ir.primitive("eq", ir.primitive("abs", x), math.inf),
+    "isfinite": lambda x: ir.primitive("lt", ir.primitive("abs", x), math.inf),
+    "contiguous": _itself,
+    "clone": _itself,
+    **{name: partial(_cast, dtype=dtype) for name, dtype in _TYPES.items()},
+}
+
+
+def _refuse_parts(x: Expr) -> Any:
+    raise TypeError("an Expr has no parts before a call; of halves write x.chunk(2, dim)")
+
+
+def _refuse_products(x: Expr, other: object) -> Any:
+    raise ChainError(f"x @ y: {_UNKNOWN['matmul']}")
+
+
+def _compared(op: str) -> Callable[[Expr, object], Any]:
+    """Whether x equals a number is a condition; two expressions are equal if they are one object,
+    as tables of them need it.
+    """
+
+    def found(x: Expr, other: object) -> Any:
+        is_number = isinstance(other, int | float) and not isinstance(other, bool)
+        return ir.primitive(op, x, other) if is_number else NotImplemented  # type: ignore[arg-type]
+
+    return found
+
+
+def be_like_tensors() -> None:
+    """Let expressions have what is here."""
+    for name, function in {
+        "__torch_function__": classmethod(of_torch),
+        "__getattr__": attribute_of,
+        "__getitem__": item_of,
+        "__iter__": _refuse_parts,
+        "__matmul__": _refuse_products,
+        "__rmatmul__": _refuse_products,
+        "__eq__": _compared("eq"),
+        "__ne__": _compared("ne"),
+    }.items():
+        setattr(Expr, name, function)

@@ -1,0 +1,183 @@
+"""Functions that were written for tensors, traced: torch's functions, methods, indices, modules."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fusegen
+from fusegen.errors import ChainError
+
+# A function, and the chain that it is.
+FUNCTIONS: list[tuple[Callable[..., object], str]] = [
+    (lambda x: torch.relu(x), "relu"),
+    (lambda x: F.gelu(x, approximate="tanh"), "gelu(approximate='tanh')"),
+    (lambda x: x.mean(dim=(2, 3), keepdim=True), "mean((2, 3), keepdim=True)"),
+    (lambda x: x.sum(1), "sum(1)"),
+    (lambda x: x.sum(axis=1), "sum(1)"),
+    (lambda x: x.sum(1, dtype=torch.float32), "to('float32') | sum(1)"),
+    (lambda x: F.softmax(x, dim=-1), "softmax(-1)"),
+    (lambda x: F.softmin(x, dim=1), "softmin(1)"),
+    (lambda x: x.log_softmax(1), "log_softmax(1)"),
+    (lambda x: x.float() * 2, "to('float32') | mul(2)"),
+    (lambda x: x.to(torch.bfloat16), "to('bfloat16')"),
+    (lambda x: x.clamp_min(0), "clamp(0)"),
+    (lambda x: torch.clamp(x, max=1), "clamp(max=1)"),
+    (lambda x: torch.where(x > 0, x, 0.1 * x), None),
+    (lambda x: torch.where(x == 0, 1.0, x), "keep(y) | eq(0) | where(1, y)"),
+    (lambda x: torch.where(x != 0, 1.0, x), "keep(y) | ne(0) | where(1, y)"),
+    (lambda x: x.masked_fill(torch.isnan(x), 0), None),
+    (lambda x: torch.where(torch.isfinite(x) & ~torch.isinf(x), x, 0), None),
+    (lambda x: x / (1 + x.abs()), None),
+    (lambda x: 2**x - torch.pow(x, 2) + torch.rsub(x, 1), None),
+    (lambda x: F.leaky_relu(x, 0.2), "leaky_relu(0.2)"),
+    (lambda x: F.hardtanh(x, -2, 2), "hardtanh(-2, 2)"),
+    (lambda x: F.relu6(x), "relu6"),
+    (lambda x: F.threshold(x, 0.1, 2), "threshold(0.1, 2)"),
+    (lambda x: F.logsigmoid(x), "logsigmoid"),
+    (lambda x: F.glu(x, dim=1), None),
+    (lambda x: F.normalize(x, dim=-1), "normalize(dim=-1)"),
+    (lambda x: torch.norm(x, dim=1), "norm(dim=1)"),
+    (lambda x: x.norm(1, 1), "norm(1, 1)"),
+    (lambda x: torch.linalg.vector_norm(x, ord=3, dim=1), "norm(3, 1)"),
+    (lambda x: torch.special.expit(x), "sigmoid"),
+    (lambda x: x.max(1)[0], "max(1)"),
+    (lambda x: torch.min(x, dim=1, keepdim=True).values, "min(1, keepdim=True)"),
+    (lambda x: x.max(), "max"),
+    (lambda x: x.amax((1, 2)), "amax((1, 2))"),
+    (lambda x: x.std(1, keepdim=True), "std(1, keepdim=True)"),
+    (lambda x: F.layer_norm(x, (6,), None, None, 1e-6), "layernorm((6,), eps=1e-06)"),
+    (lambda x: F.instance_norm(x), "instance_norm"),
+    (lambda x: F.max_pool2d(x, 2), "max_pool2d(2)"),
+    (lambda x: F.max_pool2d(x, 3, stride=2, padding=1), "max_pool2d(3, 2, 1)"),
+    (lambda x: F.avg_pool2d(x, 3, 2, 1), "avg_pool2d(3, 2, 1)"),
+    (lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1), "adaptive_avg_pool2d(1) | flatten(1)"),
+    (lambda x: F.adaptive_max_pool2d(x, (2, None)), "adaptive_max_pool2d((2, None))"),
+    (lambda x: F.lp_pool2d(x, 2, 2), "lp_pool2d(2, 2)"),
+    (lambda x: F.dropout(x, 0.5, training=False), "dropout(training=False)"),
+    (lambda x: x.unflatten(1, (2, 2)).flatten(1, 2), "unflatten(1, (2, 2)) | flatten(1, 2)"),
+    (lambda x: x.view(3, -1), "reshape((3, -1))"),
+    (lambda x: x[:, None] * 1, "unsqueeze(1) | mul(1)"),
+    (lambda x: x[:, 2], "select(1, 2)"),
+    (lambda x: x[..., -1], "select(-1, -1)"),
+    (lambda x: x[0, ..., 1, :], "select(-2, 1) | select(0, 0)"),
+    (lambda x: x[:, :, None, 1], "unsqueeze(2) | select(3, 1)"),
+    (lambda x: x[..., None, 0], "select(-1, 0) | unsqueeze(-1)"),
+    (lambda x: x * x.detach(), "keep(y) | detach | mul(y)"),
+    (lambda x: x.contiguous().clone() * 2, "mul(2)"),
+    (lambda x: torch.add(x, 1, alpha=2) - torch.sub(x, x, alpha=3), None),
+    (lambda x: (lambda a, b: F.silu(a) * b)(*x.chunk(2, 1)), None),
+    (lambda x: (lambda a, b: a * b)(*torch.chunk(x, 2, dim=-1)), None),
+    (nn.GELU(), "gelu"),
+    (nn.Sequential(nn.LeakyReLU(0.2), nn.LayerNorm(6, elementwise_affine=False)), None),
+]
+WITH_OPERANDS: list[tuple[Callable[..., object], list[tuple[int, ...]], str]] = [
+    (lambda x, w, b: F.layer_norm(x, (6,), w, b), [(6,), (6,)], "layernorm((6,), w, b)"),
+    (lambda x, w: F.rms_norm(x, (6,), w, 1e-6), [(6,)], "rms_norm((6,), w, eps=1e-06)"),
+    (lambda x, w, b: F.group_norm(x, 2, w, b), [(4,), (4,)], "group_norm(2, w, b)"),
+    (lambda x, w: F.prelu(x, w), [(4,)], "prelu(w)"),
+    (lambda x, y: torch.max(x, y), [(6,)], "maximum(y)"),
+    (lambda x, y: torch.lerp(x, y, 0.3), [(6,)], "lerp(y, 0.3)"),
+    (lambda x, y: torch.addcmul(x, y, y, value=0.5), [(6,)], "addcmul(y, y, value=0.5)"),
+    (lambda x, y: F.mse_loss(x, y), [(3, 4, 5, 6)], "mse_loss(y)"),
+    (lambda x, y: F.smooth_l1_loss(x, y, beta=0.5), [(3, 4, 5, 6)], "smooth_l1_loss(y, beta=0.5)"),
+]
+
+
+def ids(cases):
+    return [f"{i} {case[-1]}" for i, case in enumerate(cases)]
+
+
+@pytest.mark.parametrize(("function", "text"), FUNCTIONS, ids=ids(FUNCTIONS))
+def test_a_function_of_a_tensor_is_a_chain(function, text):
+    fused = fusegen.compile(function)
+    assert text is None or fused.chain.text == text
+    x = torch.randn(3, 4, 5, 6)
+    torch.testing.assert_close(fused.reference(x), function(x), equal_nan=True)
+
+
+@pytest.mark.parametrize(("function", "shapes", "text"), WITH_OPERANDS, ids=ids(WITH_OPERANDS))
+def test_a_function_of_tensors_is_a_chain(function, shapes, text):
+    fused = fusegen.compile(function)
+    assert fused.chain.text == text
+    tensors = [torch.randn(3, 4, 5, 6), *(torch.rand(shape) for shape in shapes)]
+    torch.testing.assert_close(fused.reference(*tensors), function(*tensors))
+
+
+def test_what_is_traced_computes_what_the_function_does(device):
+    def block(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        a, b = F.layer_norm(x + residual, (64,), weight).chunk(2, dim=-1)
+        return F.gelu(a) * b.sigmoid()
+
+    fused = fusegen.compile(block)
+    shapes = ((3, 5, 64), (3, 5, 64), (64,))
+    tensors = [torch.randn(s, device=device, requires_grad=True) for s in shapes]
+    found, wanted = fused(*tensors), block(*tensors)
+    torch.testing.assert_close(found, wanted)
+    seed = torch.randn_like(wanted)
+    gradients = (torch.autograd.grad(f, tensors, seed) for f in (found, wanted))
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_loss_is_written_with_torchs_functions():
+    def loss(x, target):
+        return F.cross_entropy(10 * torch.tanh(x / 10), target, label_smoothing=0.1)
+
+    fused = fusegen.compile(loss)
+    assert (
+        fused.chain.text == "div(10) | tanh | mul(10) | cross_entropy(target, label_smoothing=0.1)"
+    )
+    x, target = torch.randn(5, 7), torch.randint(7, (5,))
+    torch.testing.assert_close(fused.reference(x, target), loss(x, target))
+
+
+def test_dropout_draws_as_it_does_in_text():
+    assert fusegen.chain(lambda x: F.dropout(x, 0.1)) == fusegen.chain("dropout(0.1)")
+    assert fusegen.chain(nn.Sequential(nn.Dropout(0.3)).train()) == fusegen.chain("dropout(0.3)")
+
+
+WRONG: list[tuple[Callable[..., object], str]] = [
+    (lambda x: x.view(x.size(0), -1), r"x.size: its axes are not known before a call; flatten"),
+    (lambda x: x / x.shape[-1], r"x.shape: its axes are not known before a call"),
+    (lambda x: x * x.type_as(x), r"x.type_as: its type is not known before a call"),
+    (lambda x: x if x.item() else -x, r"x.item: it has no values before a call"),
+    (lambda x: x.T + 1, r"x.T: no step exchanges axes; pass such a view"),
+    (lambda x, w: x @ w, r"x @ y: a chain follows a product or a convolution: call it with what"),
+    (lambda x, w: torch.matmul(x, w), r"torch's matmul: a chain follows a product"),
+    (lambda x, w: F.linear(x, w), r"torch's linear: a chain follows a product"),
+    (lambda x: torch.cat([x, x]), r"torch's cat: no step does it; compile what stands before"),
+    (lambda x: x.cumsum(1), r"x.cumsum: no step does it"),
+    (lambda x: x.add_(1), r"x.add_ changes x in place, .* write x = x.add\(...\)"),
+    (lambda x: F.relu(x, inplace=True), r"torch's relu changes x in place.*x = x.relu\(...\)"),
+    (lambda x: torch.exp(x, out=x), r"torch's exp: got out=, but a chain's steps"),
+    (lambda x: F.interpolate(x, scale_factor=2), r"torch's interpolate is no operation of a chain"),
+    (lambda x: x.max(1)[1] + x, r"got a _Indices, wanted an expression"),
+    (lambda x: x.max(1).indices.float(), r"max and min give no indices in a chain, but .values"),
+    (lambda x: x[1:], r"x\[slice\(1, None, None\)\]: an index is an integer, None"),
+    (lambda x: x[..., ...], r"an index has one Ellipsis at most"),
+    (lambda x: x[True], r"x\[True\]: an index is an integer"),
+    (lambda x: x.sigmod(), r"'Expr' object has no attribute 'sigmod'; did you mean 'sigmoid'"),
+    (lambda x: x.chunk(0), r"x.chunk: got 0, wanted how many parts"),
+    (lambda x: torch.div(x, 2, rounding_mode="floor"), r"a chain has no rounding_mode= there"),
+    (lambda x: (lambda a, b: a)(*x), r"an Expr has no parts before a call; of halves"),
+    (lambda x: torch.add(x, torch.ones(3)), r"torch's add: got a Tensor.*pass it in the call"),
+    (nn.LayerNorm(8), r"torch's layer_norm: got a Parameter, wanted an expression or a number"),
+    (lambda x: x if x == 0 else -x, r"an Expr has no truth value"),
+    (lambda x: fusegen.gelu(torch.ones(3)), r"gelu: got a tensor, but an operation makes a chain"),
+]
+
+
+@pytest.mark.parametrize(("function", "message"), WRONG, ids=[m for _, m in WRONG])
+def test_what_a_chain_cannot_do_is_told(function, message):
+    with pytest.raises(ChainError, match=message):
+        fusegen.chain(function)
+
+
+def test_an_expression_is_none_of_what_a_tensor_is_not():
+    with pytest.raises(ChainError, match=r"no attribute .__array__."):
+        fusegen.chain(lambda x: x.__array__())
+    with pytest.raises(ChainError, match="no attribute 'relux'"):
+        fusegen.chain(lambda x: x.relux())
