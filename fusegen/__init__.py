@@ -7,6 +7,8 @@ Every operation is an attribute as well, a user's own included: `fusegen.gelu`, 
 __version__ = "0.1.0"
 
 from collections.abc import Callable
+from functools import update_wrapper
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
 from fusegen.dsl import chain
@@ -18,7 +20,7 @@ from fusegen.errors import (
     FusegenError,
     UnsupportedError,
 )
-from fusegen.ir import Expr, reduce_max, reduce_mean, reduce_sum, reduce_variance
+from fusegen.ir import Expr
 from fusegen.ops import (
     ALIASES,
     OPS,
@@ -35,6 +37,7 @@ from fusegen.ops import (
     recall,
     takes,
 )
+from fusegen.ops.reducing import reduce_max, reduce_mean, reduce_sum, reduce_variance
 from fusegen.windowing import windows
 
 if TYPE_CHECKING:
@@ -84,7 +87,10 @@ def compile(source: str | Chain | Op | Callable[..., Any]) -> "Fused":
     # Here, because it imports torch.
     from fusegen.runtime import Fused
 
-    return Fused(chain(source))
+    fused = Fused(chain(source))
+    if isfunction(source):  # so that help and inspect.signature tell what the function would
+        update_wrapper(fused, source, updated=())
+    return fused
 
 
 def __getattr__(name: str) -> Op:

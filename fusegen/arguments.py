@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -166,8 +166,13 @@ _STAND_INS = (FakeTensor, FunctionalTensor)
 
 
 def is_recorded(tensors: Sequence[Tensor]) -> bool:
-    """Whether some are a tracer's stand-ins, which have no memory."""
-    return any(isinstance(t, _STAND_INS) for t in tensors)
+    """Whether some are a tracer's stand-ins, which have no memory, or a mode asks for each operator
+    that is called.
+    """
+    return bool(count_modes()) or any(isinstance(t, _STAND_INS) for t in tensors)
+
+
+count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
 tracing_state = torch._C._get_tracing_state

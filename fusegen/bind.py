@@ -277,14 +277,13 @@ class _Binding:
 
     def _operand(self, step: Step, definition: Definition, parameter: str, name: str) -> Axes:
         """The axes of one operand, lined up with those of the running value."""
-        if name in self.kept:
-            value, _ = self.kept[name]
-            broadcast(step, name, self.running.shape, value.shape)
-            return self._meet(step, name, value.shape, value.axes)
-        shape, _ = self.given[name]
+        shape, _ = self._kind(name)
         met = definition.parameter(parameter)
         if not met.broadcasts:
             return self._placed(step, met.placement, name, shape)
+        if name in self.kept:
+            broadcast(step, name, self.running.shape, shape)
+            return self._meet(step, name, shape, self.kept[name][0].axes)
         broadcast(step, name, self.running.shape, shape)
         axes = self.found[name] = self._meet(step, name, shape, self.found.get(name))
         return axes
@@ -327,8 +326,9 @@ class _Binding:
             running.along(a) if a in axes else () for a in range(-len(running.shape), 0)
         )
         wanted = self.atlas.resolve(flat(aligned))
-        if name in self.found:
-            have = self.atlas.resolve(flat(self.found[name]))
+        known = self.kept[name][0].axes if name in self.kept else self.found.get(name)
+        if known is not None:
+            have = self.atlas.resolve(flat(known))
             wide = [[a for a in ids if self.atlas.sizes[a] != 1] for ids in (have, wanted)]
             if wide[0] != wide[1]:
                 raise self._crossed(step, name, shape)

@@ -182,9 +182,9 @@ def _vector_functions(views: Iterable[EntryView], target: Target) -> set[str]:
     return {name for name in found - alike if name}
 
 
-def _stored(views: Iterable[EntryView]) -> set[str]:
-    """The types that are read, written or rounded to."""
-    found = set()
+def _stored(views: Sequence[EntryView]) -> set[str]:
+    """The types of what is passed, of what kernels leave each other, and of what is rounded to."""
+    found = {view.type(buffer) for view in views for buffer in view.arguments}
     for kernel in (k for view in views for k in view.kernels):
         found |= {kernel.type(buffer) for buffer in kernel.buffers}
         nodes = ir.topological(kernel.expressions)

@@ -166,7 +166,7 @@ def position(axes: Iterable[int], rank: int | None) -> Expr:
 def primitive(op: str, *operands: Expr | Number) -> Expr:
     """A scalar primitive applied index by index; extents are united."""
     if any(isinstance(a, bool) for a in operands):
-        raise TypeError(f"{op}: got True or False; write eq(a, b), as a == b compares expressions")
+        raise TypeError(f"{op}: got True or False; write fusegen.eq(a, b): a == b compares objects")
     args = tuple(a if isinstance(a, Expr) else const(a) for a in operands)
     if len(args) != ARITY[op]:
         raise TypeError(f"{op} takes {ARITY[op]} arguments, got {len(args)}")

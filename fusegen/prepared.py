@@ -66,7 +66,7 @@ class Prepared:
     @property
     def is_near(self) -> bool:
         """Whether an offset of 32 bits reaches all elements of an input, whatever its gaps."""
-        return max(m.span for m in self.metas) <= 1 << 32
+        return max((m.span for m in self.metas), default=0) <= 1 << 32
 
     @property
     def outputs(self) -> list[Output]:

@@ -369,11 +369,10 @@ def derivative(
 
 
 def _over_windows(share: Expr, leaf: Expr) -> Expr:
-    """The share, said to vary within windows, and from one to the next, where the leaf does: so its
-    tensor is a whole one, with the elements that no window covers.
-    """
+    """The share, said to vary over windows where the leaf does, so that its tensor is whole."""
     within = {a for a in leaf.extent if a > 0}
-    return ir.repeated(share, within | (leaf.extent & {-a for a in within}))
+    windows = {ir.SLIDING - a if a > ir.SLIDING else -a for a in within}
+    return ir.repeated(share, within | (leaf.extent & windows))
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -8,8 +8,10 @@ own.
 
 from __future__ import annotations
 
+import inspect
 import math
 import struct
+import traceback
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -205,8 +207,11 @@ def run_body(
         attributes["eps"] = EPSILON[dtype]
     try:
         found: object = step.definition.function(running, **operands, **attributes)
-    except TypeError as error:
-        raise ArgumentError(f"{step.text}: its body does not work here: {error}") from error
+    except (TypeError, AttributeError, OverflowError) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if f.filename == inspect.getfile(step.definition.function)]
+        place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+        raise ArgumentError(f"{step.text}: its body does not work here: {error}{place}") from error
     if not isinstance(found, Expr):
         raise ChainError(
             f"{step.text}: its body returns a {type(found).__name__}, wanted an expression; is a "

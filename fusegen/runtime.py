@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
+from torch.fx import Proxy
 
 from fusegen.arguments import (
     check_all,
     check_out,
     check_tensor,
     check_tensors,
+    count_modes,
     is_recorded,
     is_symbolic,
     refuse_learning,
@@ -93,6 +95,7 @@ class Fused:
             operands = self._with_seeds(x, operands)
         # What looks inside, and would not see a planned call, is refused further down.
         is_plain = out is None and tracing_state() is None and forward_ad._current_level < 0
+        is_plain = is_plain and not count_modes()
         if is_plain:
             for part in self._alone:
                 result = part.recognised(x, operands)
@@ -246,6 +249,10 @@ class Fused:
         """The same chain run with torch's own operations, one by one. What is drawn differs."""
         if named or len(operands) != len(self._given):
             operands = self._by_name(operands, named)
+        given: tuple[Any, ...] = (x, *operands)
+        for name, value in zip(("x", *self._given), given, strict=True):
+            if not isinstance(value, Tensor | Proxy):
+                check_tensor(name, value)
         return run_eagerly(self.chain, x, dict(zip(self._given, operands, strict=True)))
 
     def source(
@@ -271,6 +278,10 @@ class Fused:
         # Here, because a call needs neither: both print text.
         from fusegen.describe import Situation, sources
 
+        if operands is not None and not isinstance(operands, Mapping):
+            raise ArgumentError(f"operands: got a {type(operands).__name__}, wanted shapes by name")
+        if not isinstance(gaps, list | tuple) or not all(isinstance(name, str) for name in gaps):
+            raise ArgumentError(f"gaps: got {gaps!r}, wanted a list of names")
         has_gpu = torch.cuda.is_available()
         situation = Situation(
             None if shape is None else _sizes("shape", shape),

@@ -16,7 +16,8 @@ from fusegen import ir
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import ALIASES, OPS, lookup, nearest
-from fusegen.ops.schema import is_tensor, show_value
+from fusegen.ops.eager import is_tensor
+from fusegen.ops.schema import show_value
 
 # Other names for an argument of an operation.
 _RENAMED = {"axis": "dim", "ord": "p"}
@@ -218,7 +219,6 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "add": _scaled("add"),
     "sub": _scaled("sub"),
     "norm": _norm,
-    "expit": lambda x: lookup("sigmoid")(x),
     "isnan": lambda x: ir.primitive("ne", x, x),
     "isinf": lambda x: ir.primitive("eq", ir.primitive("abs", x), math.inf),
     "isfinite": lambda x: ir.primitive("lt", ir.primitive("abs", x), math.inf),

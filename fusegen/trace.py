@@ -66,7 +66,7 @@ def trace(function: Callable[..., Any]) -> Chain:
     tensors = {p: ir.tensor(p, _ANY_AXIS, None) for p in placements}
     try:
         result: object = function(x, **tensors)
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, OverflowError) as error:
         raise ChainError(
             f"{name}: {error} (a chain's function is called once, with "
             f"expressions; it uses operators and fusegen's operations, and no `if` on their values)"

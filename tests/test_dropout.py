@@ -292,3 +292,16 @@ def test_mistakes_are_told():
         fusegen.compile("dropout2d")(torch.ones(3, 4))
     with pytest.raises(ArgumentError, match=r"wanted a torch\.Tensor"):
         fused([1.0])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dropout(0.5, noise=n) | add(n)",
+        "add(n) | dropout(0.5, noise=n)",
+        "dropout(0.5, noise=n) | operand(n) | add(1)",
+    ],
+)
+def test_what_is_drawn_is_no_tensor(text):
+    with pytest.raises(ChainError, match="'n' is the name of noise that a step draws"):
+        fusegen.compile(text)

@@ -452,3 +452,48 @@ def test_what_is_detached_is_constant_to_the_second_derivative_too(device):
         found.append((first, *torch.autograd.grad(first.sum(), x)))
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("sign | avg_pool2d(3, 1)", (2, 3, 9, 8)),
+        ("avg_pool2d(3, 1) | floor", (2, 3, 9, 8)),
+        ("adaptive_avg_pool2d(3) | floor | gelu", (2, 3, 11, 8)),
+        ("keep(y) | avg_pool2d(3, 1, 1) | sign | mul(y)", (2, 3, 5, 8)),
+        ("avg_pool1d(3, 1) | sign", (2, 3, 17)),
+        ("avg_pool2d(2) | floor", (2, 3, 8, 8)),
+    ],
+)
+def test_a_gradient_that_is_zero_everywhere_is_one(text, shape, device):
+    fused = fusegen.compile(text)
+    x = torch.randn(shape, dtype=torch.float64, device=device, requires_grad=True)
+    ours, eager = outcome(fused, [x]), outcome(fused.reference, [x])
+    torch.testing.assert_close(ours.result, eager.result)
+    torch.testing.assert_close(ours.gradients[0], eager.gradients[0])
+
+
+@pytest.mark.parametrize(
+    "text", ["round | mul(s)", "sign | softmax(-1) | mul(s)", "floor | rms_norm(s, eps=1e-05)"]
+)
+def test_the_second_derivative_may_have_nothing_to_read(text, device):
+    """As of a scale behind a step that quantises, with a penalty on its gradient."""
+    x = torch.randn(4, 8, dtype=torch.float64, device=device, requires_grad=True)
+    s = torch.rand(8, dtype=torch.float64, device=device, requires_grad=True)
+    fused = fusegen.compile(text)
+    found = []
+    for function in (fused, fused.reference):
+        (gradient,) = torch.autograd.grad(function(x, s).sum(), s, create_graph=True)
+        found.append(torch.autograd.grad(gradient.square().sum(), x)[0])
+    torch.testing.assert_close(*found)
+    assert torch.equal(found[0], torch.zeros_like(x))
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"), [("keep(y) | operand(p) | gelu", (4, 8)), ("to(float32) | operand(p)", (8,))]
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_x_may_be_of_a_type_that_nothing_else_has(text, shape, dtype, device):
+    fused = fusegen.compile(text)
+    x, p = torch.randn(4, 8, device=device).to(dtype), torch.randn(shape, device=device)
+    torch.testing.assert_close(fused(x, p), fused.reference(x, p))

@@ -246,3 +246,35 @@ def test_operands_come_in_the_order_that_is_listed(text: str, device: str) -> No
 def test_a_text_alone_tells_what_its_operands_are(text: str, target: str) -> None:
     """As the command has nothing but that."""
     assert fusegen.compile(text).source(target, grad=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "keep(y) | mean((0, 2, 3)) | keep(m) | recall(y) | sub_channel(m)",
+        "keep(y) | amax((0, 2, 3), keepdim=True) | keep(m) | recall(y) | div_channel(m)",
+        "keep(y) | mean((0, 1, 2)) | keep(m) | recall(y) | layernorm(m)",
+    ],
+)
+def test_a_kept_value_may_be_one_for_each_channel(text: str, device: str) -> None:
+    fused = fusegen.compile(text)
+    x = [torch.randn(2, 3, 4, 5, device=device).add(2).requires_grad_()]
+    exact = outcome(fused.reference, x, dtype=torch.float64)
+    assert_as_accurate(outcome(fused, x), outcome(fused.reference, x), exact)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("keep(y) | add_channel(y)", r"'y' got shape \(2, 4, 4, 6\), wanted \(4,\)"),
+        ("keep(k) | div_channel(k, axis=2)", r"'y' got shape \(2, 4, 4, 6\), wanted \(4,\)"),
+        ("keep(k) | prelu(k)", r"'y' got shape \(2, 4, 4, 6\), wanted \(1,\)"),
+        (
+            "keep(k) | sum((0, 1, 3)) | keep(s) | recall(k) | add_channel(s)",
+            r"the kept value 'y_2' of shape \(4,\) would meet .* along other axes",
+        ),
+    ],
+)
+def test_a_kept_value_that_is_none_for_each_channel_is_told(text: str, message: str) -> None:
+    with pytest.raises(fusegen.ArgumentError, match=message):
+        fusegen.compile(text)(torch.randn(2, 4, 4, 6))

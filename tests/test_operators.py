@@ -8,6 +8,8 @@ import sys
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusegen
 from fusegen import operators
@@ -351,3 +353,41 @@ def test_a_mistake_is_told_when_it_is_recorded(device):
     torch._dynamo.reset()
     with pytest.raises(RuntimeError, match=r"wanted \(6,\)"):
         torch.compile(fused, fullgraph=True, backend="aot_eager")(x, bias)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx_records_the_call_as_an_operator(mode, device):
+    fused = fusegen.compile("mul(w) | gelu")
+
+    def gradients(x, w):
+        return torch.autograd.grad(fused(x, w).sum(), (x, w))
+
+    def tensors():
+        return [torch.randn(4, device=device, requires_grad=True) for _ in range(2)]
+
+    for function in (fused, gradients):
+        graph = make_fx(function, tracing_mode=mode)(*tensors())
+        given = tensors()
+        torch.testing.assert_close(graph(*given), function(*given))
+
+
+def test_a_mode_that_watches_operators_sees_the_call(device):
+    seen = []
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    fused = fusegen.compile("gelu | mul(2)")
+    x = torch.randn(4, device=device, requires_grad=True)
+    wanted = fused(x)  # it is known from then on
+    with Watching():
+        found = fused(x)
+        (gradient,) = torch.autograd.grad(found.sum(), x)
+    assert {"fusegen.forward.default", "fusegen.backward.default"} <= {*seen}
+    assert torch.equal(found, wanted)
+    assert torch.equal(gradient, torch.autograd.grad(wanted.sum(), x)[0])
+    del seen[:]
+    fused(x)
+    assert not seen

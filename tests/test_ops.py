@@ -1,4 +1,5 @@
 import copy
+import inspect
 import os
 import pickle
 import subprocess
@@ -265,7 +266,9 @@ def test_a_builtin_cannot_be_redefined() -> None:
         op(aliases=["gelu"])(define(1.0).function)
 
 
-@pytest.mark.parametrize("name", ["keep", "recall", "x", "inf", "größe", "<lambda>"])
+@pytest.mark.parametrize(
+    "name", ["keep", "recall", "x", "inf", "größe", "<lambda>", "compile", "lower"]
+)
 def test_a_name_that_text_could_not_call_is_refused(name: str) -> None:
     def function(x: Expr) -> Expr:
         return x
@@ -307,6 +310,7 @@ def unknown_annotation(x: Expr, scale: "Tensor") -> Expr:  # type: ignore[name-d
         (mapping, "cannot tell what dict[str, int] takes"),
         (bad_default, "the default: slope wants a number, got 'steep'"),
         (tensor_default, "a tensor's default can only be None"),
+        (int, "int: an operation is a function of expressions"),
         (unknown_annotation, "cannot read its annotations: name 'Tensor' is not defined"),
     ],
 )
@@ -348,3 +352,29 @@ def test_a_number_that_single_precision_lacks_is_infinite(text: str) -> None:
     source = fusegen.compile(text).source("cpp")
     assert "INFINITY" in source
     assert torch.equal(fusegen.compile("mul(1e300)")(torch.ones(2)), torch.full((2,), torch.inf))
+
+
+def test_a_body_reduces_along_axes_that_count_from_the_end() -> None:
+    for reduced in (fusegen.reduce_mean, fusegen.reduce_sum, fusegen.reduce_max):
+        assert reduced(X, -1) is reduced(X, (X.axes[-1],))
+        for axis in (1, -9):
+            with pytest.raises(
+                ChainError, match=f"got axis {axis} of a value of 5 axes, wanted -5"
+            ):
+                reduced(X, (axis,))
+    with pytest.raises(ChainError, match="reduce_variance: got axis 0"):
+        fusegen.reduce_variance(X, 0)
+
+
+def test_an_op_tells_its_signature_and_its_text() -> None:
+    assert [*inspect.signature(fusegen.leaky_relu).parameters] == ["x", "negative_slope"]
+    assert fusegen.gelu.__doc__.startswith("x times the normal distribution function")
+
+    @fusegen.compile
+    def scaled(x: Expr, scale: Expr) -> Expr:
+        """x times a scale."""
+        return x * scale
+
+    assert [*inspect.signature(scaled).parameters] == ["x", "scale"]
+    assert (scaled.__name__, scaled.__doc__) == ("scaled", "x times a scale.")
+    assert pickle.loads(pickle.dumps(scaled)).chain == scaled.chain

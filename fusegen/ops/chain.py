@@ -35,8 +35,10 @@ class Chain:
     ]  # as written: operands may be unnamed, kept values have their writer's names
 
     def __post_init__(self) -> None:
+        if not self.written or not all(isinstance(step, Step) for step in self.written):
+            raise ChainError("Chain takes steps, at least one; write fusegen.chain('gelu')")
         object.__setattr__(self, "written", tuple(self.written))
-        assert self.settled, "a chain has at least one step"
+        assert self.settled
 
     @cached_property
     def settled(self) -> tuple[Step, ...]:
@@ -137,6 +139,7 @@ class Chain:
         before; and where an operand is listed that no step uses.
         """
         used = _operands(self.steps)
+        drawn = {*self.drawn}
         kept: set[str] = set()
         updated: set[str] = set()
         read: set[str] = set()
@@ -146,6 +149,14 @@ class Chain:
                 if unused := [name for _, name in step.operands if name not in used]:
                     raise BadStep(f"{step.text}: no step uses an operand {unused[0]}", position)
                 continue
+            for parameter, name in step.operands:
+                is_noise = step.definition and step.definition.parameter(parameter).is_drawn
+                if name in drawn and not is_noise:
+                    raise BadStep(
+                        f"{step.text}: {name!r} is the name of noise that a step draws, and no "
+                        "tensor; choose another",
+                        position,
+                    )
             if step.definition is not None:
                 attributes = dict(step.attributes)
                 mine = {n for p, n in step.operands if step.definition.is_updated(p, attributes)}

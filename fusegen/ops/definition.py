@@ -11,13 +11,12 @@ from fusegen import ir
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops.chain import Chain
-from fusegen.ops.eager import function_of
+from fusegen.ops.eager import function_of, is_tensor
 from fusegen.ops.schema import (
     Attribute,
     BadArgument,
     Parameter,
     canonical,
-    is_tensor,
     match,
     nearest,
     show_value,
@@ -68,6 +67,11 @@ class Op(Definition):
     equal: str = ""
     check: Callable[..., str | None] | None = None
     draws: Callable[..., bool] | None = None
+
+    def __post_init__(self) -> None:
+        # So that help and inspect.signature tell what the function would, were it called alone.
+        for name, value in (("__doc__", self.doc), ("__wrapped__", self.function)):
+            object.__setattr__(self, name, value)
 
     @property
     def summary(self) -> str:

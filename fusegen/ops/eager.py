@@ -19,3 +19,13 @@ def function_of(name: str) -> Any:
     for part in name.split(".")[1:]:
         found = getattr(found, part)
     return found
+
+
+def is_tensor(value: object) -> bool:
+    """Whether it is one of torch's, which need not be imported to tell."""
+    return any(map(is_torchs, type(value).__mro__))
+
+
+def is_torchs(kind: object) -> bool:
+    """Whether it is torch's class of tensors."""
+    return (getattr(kind, "__module__", ""), getattr(kind, "__name__", "")) == ("torch", "Tensor")

@@ -156,6 +156,9 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "gt": ("greater",),
     "ge": ("greater_equal",),
     "ne": ("not_equal",),
+    "sign": ("sgn",),
+    "trunc": ("fix",),
+    "sigmoid": ("expit",),
 }
 
 

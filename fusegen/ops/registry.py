@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
@@ -108,7 +109,13 @@ def register(new: Op) -> Op:
     if not new.is_builtin:
         _ = new.parameters  # a mistake in them is told here; fusegen's own are read when used
     for name in (new.name, *new.aliases):
-        if name in (*STRUCTURAL, *RESERVED) or not name.isidentifier() or not name.isascii():
+        is_taken = name in vars(sys.modules["fusegen"]) and not new.is_builtin
+        if (
+            is_taken
+            or name in (*STRUCTURAL, *RESERVED)
+            or not name.isidentifier()
+            or not name.isascii()
+        ):
             raise ChainError(f"an operation cannot be called {name!r}; choose another name")
         holder = OPS.get(ALIASES.get(name, name))
         if holder is not None and (holder.is_builtin or holder.name != new.name):

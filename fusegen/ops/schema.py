@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from fusegen.errors import ChainError
 from fusegen.ir import Expr, Kind
+from fusegen.ops.eager import is_torchs
 
 Role = Literal["operand", "attribute", "either"]
 Placement = Literal[
@@ -254,7 +255,7 @@ def alternatives(annotation: object) -> tuple[Placement | None, tuple[object, ..
     placement: Placement | None = None
     constants: list[object] = []
     for member in members:
-        if member in _PLACEMENTS or _is_torchs(member):
+        if member in _PLACEMENTS or is_torchs(member):
             placement = _PLACEMENTS.get(member, "broadcast")
         elif member in (None, type(None)):
             constants.append(None)
@@ -263,15 +264,6 @@ def alternatives(annotation: object) -> tuple[Placement | None, tuple[object, ..
         else:
             raise ValueError(member)
     return placement, tuple(constants)
-
-
-def is_tensor(value: object) -> bool:
-    """Whether it is one of torch's, which need not be imported to tell."""
-    return any(map(_is_torchs, type(value).__mro__))
-
-
-def _is_torchs(kind: object) -> bool:
-    return (getattr(kind, "__module__", ""), getattr(kind, "__name__", "")) == ("torch", "Tensor")
 
 
 def _is_constant(kind: object) -> bool:
@@ -288,7 +280,10 @@ def _may_lack(kind: object) -> bool:
 def parameters_of(function: Callable[..., Any]) -> tuple[Parameter, ...]:
     """The parameters after x that a function's signature declares."""
     name = function.__name__
-    declared = list(inspect.signature(function).parameters.values())
+    try:
+        declared = list(inspect.signature(function).parameters.values())
+    except ValueError as error:
+        raise ChainError(f"{name}: an operation is a function of expressions: {error}") from error
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if not declared or declared[0].kind not in positional:
         raise ChainError(f"{name}: the first parameter of an op is the value it works on")
@@ -376,7 +371,11 @@ def match(
                 break
         else:
             what = "tensor" if is_tensor else "constant"
-            meant = "; for a == b write eq(a, b)" if any(isinstance(a, bool) for a in args) else ""
+            meant = (
+                "; for a == b write fusegen.eq(a, b)"
+                if any(isinstance(a, bool) for a in args)
+                else ""
+            )
             named = [p.name for p in parameters if p.keyword_only and bool in p.accepts]
             meant = f"; write {named[0]}={value}" if named and isinstance(value, bool) else meant
             raise BadArgument(
