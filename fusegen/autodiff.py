@@ -42,7 +42,8 @@ RULES: Mapping[str, Rule] = {
     "mul": lambda g, a, out: (g * a[1], g * a[0]),
     "div": lambda g, a, out: (g / a[1], -(g * (out / a[1]))),
     "neg": lambda g, a, out: (-g,),
-    "abs": lambda g, a, out: (_select(a[0] > 0, g, _select(a[0] < 0, -g, NO_SHARE)),),
+    # Of 0 and NaN g * 0, as in torch: a gradient that is no number stays none.
+    "abs": lambda g, a, out: (_select(a[0] > 0, g, _select(a[0] < 0, -g, g * 0.0)),),
     **dict.fromkeys(("sign", "floor", "ceil", "round", "trunc"), lambda g, a, out: (NO_SHARE,)),
     "detach": lambda g, a, out: (None,),
     "exp": lambda g, a, out: (g * out,),

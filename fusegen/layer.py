@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fusegen.borrowing import lent_by, traced
 from fusegen.dsl import chain
 from fusegen.errors import ArgumentError
 from fusegen.ops import RUNNING, Chain, Op, Step
@@ -19,18 +20,31 @@ class Layer(nn.Module):
 
     What is passed by the name of an operand is held: an nn.Parameter as a parameter, any other
     tensor as a buffer. The operands that are left over are passed to forward, behind x, in the
-    chain's order or by name. After `eval()` dropout passes everything, and norms use their running
-    statistics, where they have any. Raises ChainError for a mistake in the chain and ArgumentError
-    for a name that is no operand's, or that a module cannot hold.
+    chain's order or by name. Instead of a chain the source may be a module: its forward is traced
+    once, as it is in training, and its parameters and buffers stay its own; `layer.module` is it.
+    After `eval()` dropout passes everything, and norms use their running statistics, where they
+    have any. Raises ChainError for a mistake in the chain and ArgumentError for a name that is no
+    operand's, or that a module cannot hold.
     """
 
-    def __init__(self, source: str | Chain | Op | Callable[..., Any], /, **held: Tensor) -> None:
+    def __init__(
+        self, source: str | Chain | Op | nn.Module | Callable[..., Any], /, **held: Tensor
+    ) -> None:
         super().__init__()
-        found = chain(source)
+        self._lent: dict[str, tuple[nn.Module, str]] = {}
+        if isinstance(source, nn.Module) and not isinstance(getattr(source, "chain", None), Chain):
+            self.module = source
+            self._lent = lent_by(source)
+            found = traced(source, self._lent)
+            self._lent = {n: place for n, place in self._lent.items() if n in found.given}
+        else:
+            found = chain(source)
         self._in_training, self._in_evaluation = Fused(found), Fused(_in_evaluation(found))
-        self._takes = tuple(name for name in found.given if name not in held)
+        self._takes = tuple(n for n in found.given if n not in held and n not in self._lent)
         self._given = found.given
         for name, tensor in held.items():
+            if name in self._lent:
+                raise ArgumentError(f"operand {name!r} is a tensor of the module itself")
             self._hold(name, tensor)
 
     def _hold(self, name: str, tensor: Tensor) -> None:
@@ -69,6 +83,7 @@ class Layer(nn.Module):
                 f"{wanted}: the layer holds the others of {self.chain.text!r}"
             )
         given = {**dict(zip(takes, operands, strict=True)), **named}
+        given |= {n: getattr(owner, attribute) for n, (owner, attribute) in self._lent.items()}
         values = [given[n] if n in given else getattr(self, n) for n in self._given]
         return (self._in_training if self.training else self._in_evaluation)(x, *values)
 

@@ -8,7 +8,9 @@ argument that is no tensor of its own for `__torch_function__`; nothing here imp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -79,7 +81,7 @@ def of_torch(
 
 def attribute_of(x: Expr, name: str) -> Any:
     """What x has by this name, as a tensor would: a method that is an operation."""
-    if name.startswith("_") or not (name in _UNKNOWN or _is_known(name)):
+    if name.startswith("_") or not (name in _UNKNOWN or _is_operation(name)):
         guess = None if name.startswith("_") else nearest(name, [*OPS, *ALIASES])
         hint = f"; did you mean {guess!r}?" if guess else ""
         raise AttributeError(f"'Expr' object has no attribute {name!r}{hint}")
@@ -120,19 +122,15 @@ def _item(x: Expr, key: object, axis: int) -> tuple[Expr, bool]:
     )
 
 
-def _is_known(name: str) -> bool:
+def _is_operation(name: str) -> bool:
     plain = name.removesuffix("_")
     return any(n in table for n in (name, plain) for table in (OPS, ALIASES, _OWN))
 
 
 def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The operation of this name, with arguments as torch has them."""
-    for value in (*args, *kwargs.values()):
-        if is_tensor(value):
-            raise ChainError(
-                f"{where}: got a {type(value).__name__}, wanted an expression or a number; give "
-                "the function a parameter for it, and pass it in the call"
-            )
+    args = [known(value, where) for value in args]
+    kwargs = {word: known(value, where) for word, value in kwargs.items()}
     if name in _UNKNOWN:
         raise ChainError(f"{where}: {_UNKNOWN[name]}")
     name = name.lstrip("_")
@@ -152,14 +150,46 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     if name not in (*OPS, *ALIASES):
         raise ChainError(f"{where} is no operation of a chain; `fusegen ops` lists them")
     op = lookup(name)
-    known = {p.name for p in op.parameters}
-    renamed = {k if k in known else _RENAMED.get(k, k): v for k, v in kwargs.items()}
-    given = {k: v for k, v in renamed.items() if k in known}
+    own = {p.name for p in op.parameters}
+    renamed = {k if k in own else _RENAMED.get(k, k): v for k, v in kwargs.items()}
+    given = {k: v for k, v in renamed.items() if k in own}
     # What torch's function takes beside, where it changes nothing.
-    left = [k for k, v in renamed.items() if k not in known and v and not k.startswith("_")]
+    left = [k for k, v in renamed.items() if k not in own and v and not k.startswith("_")]
     if left:
         raise ChainError(f"{where}: a chain has no {left[0]}= there; it is {op.signature}")
     return op(x, *others, **given)
+
+
+_held: ContextVar[Mapping[int, Expr] | None] = ContextVar("_held", default=None)
+
+
+@contextmanager
+def standing_for(tensors: Mapping[int, Expr]) -> Iterator[None]:
+    """For tensors, by their ids, take these expressions."""
+    token = _held.set(tensors)
+    try:
+        yield
+    finally:
+        _held.reset(token)
+
+
+def known(value: Any, where: str) -> Any:
+    """The value; of a tensor, the expression that stands for it."""
+    if not is_tensor(value):
+        return value
+    if (found := (_held.get() or {}).get(id(value))) is not None:
+        return found
+    raise ChainError(
+        f"{where}: got a {type(value).__name__}, wanted an expression or a number; give the "
+        "function a parameter for it and pass it in the call, or make a fusegen.Layer of a module"
+    )
+
+
+def _with_tensors(op: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr, Any], Expr]:
+    def found(x: Expr, other: Any) -> Expr:
+        return method(x, known(other, op))
+
+    return found
 
 
 def _largest(name: str) -> Callable[..., Any]:
@@ -250,6 +280,10 @@ def _compared(op: str) -> Callable[[Expr, object], Any]:
 
 def be_like_tensors() -> None:
     """Let expressions have what is here."""
+    for word in ("add", "sub", "mul", "truediv", "pow", "lt", "le", "gt", "ge", "and", "or"):
+        for name in (f"__{word}__", f"__r{word}__"):
+            if (method := vars(Expr).get(name)) is not None:
+                setattr(Expr, name, _with_tensors(word, method))
     for name, function in {
         "__torch_function__": classmethod(of_torch),
         "__getattr__": attribute_of,

@@ -26,7 +26,7 @@ from fusegen.ops import (
     takes,
 )
 from fusegen.ops.schema import alternatives, annotations_of, show_value
-from fusegen.tensorlike import be_like_tensors
+from fusegen.tensorlike import be_like_tensors, standing_for
 
 be_like_tensors()
 
@@ -53,19 +53,24 @@ _PER_CHANNEL: Mapping[str, str] = {
 _ANY_AXIS = frozenset(range(-64, 65)) - {0}
 
 
-def trace(function: Callable[..., Any]) -> Chain:
+def trace(function: Callable[..., Any], held: Mapping[str, object] | None = None) -> Chain:
     """The chain that a function computes from its first parameter; the others are its operands. Of
     a tuple that it returns, the first is the chain's result, and the others are given beside it.
+
+    held has tensors that the function uses without being passed them, by the names of operands that
+    stand for them: those that it does use come behind the others.
     """
-    if inspect.ismethod(forward := getattr(function, "forward", None)):  # a module's
+    if callable(forward := getattr(function, "forward", None)):  # a module's
         name, function = type(function).__name__, forward
     else:
         name = getattr(function, "__name__", "the function")
     input_name, placements = _parameters(function, name)
     x = ir.tensor(input_name, _ANY_AXIS, None)
     tensors = {p: ir.tensor(p, _ANY_AXIS, None) for p in placements}
+    others = {name: ir.tensor(name, _ANY_AXIS, None) for name in held or {}}
     try:
-        result: object = function(x, **tensors)
+        with standing_for({id(t): others[name] for name, t in (held or {}).items()}):
+            result: object = function(x, **tensors)
     except (TypeError, AttributeError, OverflowError) as error:
         raise ChainError(
             f"{name}: {error} (a chain's function is called once, with "
@@ -79,11 +84,12 @@ def trace(function: Callable[..., Any]) -> Chain:
             raise ChainError(f"{name}: must return an expression, got {show_value(each)}")
         if each is x:
             raise ChainError(f"{name}: returns its first parameter unchanged; a chain needs a step")
-    chain = _Line(name, x, placements).through(results)
+    chain = _Line(name, x, {**placements, **dict.fromkeys(others)}).through(results)
     unused = [p for p in placements if p not in chain.given]
     if unused:
         raise ChainError(f"{name}: the parameter {unused[0]!r} is never used")
-    return takes(*placements) | chain if placements else chain
+    taken = (*placements, *(name for name in others if name in chain.given))
+    return takes(*taken) | chain if taken else chain
 
 
 def _parameters(function: Callable[..., Any], name: str) -> tuple[str, dict[str, Placement | None]]:

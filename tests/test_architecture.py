@@ -122,6 +122,7 @@ ORDER = (
     "execution",
     "operators",
     "runtime",
+    "borrowing",
     "layer",
     "compare",
     "bench",

@@ -497,3 +497,13 @@ def test_x_may_be_of_a_type_that_nothing_else_has(text, shape, dtype, device):
     fused = fusegen.compile(text)
     x, p = torch.randn(4, 8, device=device).to(dtype), torch.randn(shape, device=device)
     torch.testing.assert_close(fused(x, p), fused.reference(x, p))
+
+
+@pytest.mark.parametrize(
+    "text", ["abs | square | mean", "abs", "norm(3, 0)", "abs | add(1) | rdiv(2)"]
+)
+def test_what_is_no_number_has_torchs_gradient_behind_a_magnitude(text, device):
+    fused = fusegen.compile(text)
+    x = torch.tensor([float("nan"), 1.0, -2.0, 0.0], device=device, requires_grad=True)
+    ours, eager = (torch.autograd.grad(f(x).sum(), x)[0] for f in (fused, fused.reference))
+    torch.testing.assert_close(ours, eager, equal_nan=True)

@@ -99,6 +99,97 @@ def test_what_is_compiled_already_is_a_chain_too():
         assert fusegen.compile(compiled).chain == layer.chain
 
 
+class Epilogue(nn.Module):
+    """What follows a product in a transformer, with a buffer and an argument of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.scale = nn.Parameter(torch.full((16,), 0.5))
+        self.register_buffer("shift", torch.randn(16))
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return F.gelu(self.norm(x + residual)) * self.scale + self.shift * residual
+
+
+def test_it_is_made_of_a_module_and_trains_its_parameters(device):
+    eager = Epilogue().to(device)
+    fused = Layer(eager)
+    assert fused.module is eager
+    assert {*fused.state_dict()} == {f"module.{name}" for name in eager.state_dict()}
+    x, residual = (torch.randn(3, 16, device=device, requires_grad=True) for _ in range(2))
+    inputs = (x, residual, *eager.parameters())
+    found = [f(x, residual=residual) for f in (fused, eager)]
+    torch.testing.assert_close(*found)
+    for a, b in zip(*(torch.autograd.grad(f.square().sum(), inputs) for f in found), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    eager.scale = nn.Parameter(torch.ones(16, device=device))  # what it has when it is called
+    torch.testing.assert_close(fused(x, residual), eager(x, residual))
+
+
+SEQUENCES = {
+    "batch norm": lambda: nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
+    "batch norm, averaged": lambda: nn.Sequential(nn.BatchNorm2d(4, momentum=None), nn.SiLU()),
+    "batch norm, frozen": lambda: nn.Sequential(nn.BatchNorm2d(4).eval(), nn.ReLU()),
+    "batch norm without statistics": lambda: nn.BatchNorm2d(4, track_running_stats=False),
+    "instance norm": lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+    "instance norm without statistics": lambda: nn.InstanceNorm2d(4),
+    "group norm": lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.SiLU(), nn.Dropout(0.0)),
+    "slopes": lambda: nn.Sequential(nn.PReLU(4), nn.Softmax(1), nn.Flatten()),
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_a_module_trains_and_evaluates_as_its_twin(name, device):
+    eager = SEQUENCES[name]().to(device)
+    ours = copy.deepcopy(eager)
+    fused = Layer(ours)
+    for training in (True, True, False):
+        if not training:
+            fused.eval()
+            eager.eval()
+        x = torch.randn(2, 4, 6, 6, device=device)
+        torch.testing.assert_close(fused(x), eager(x), rtol=1e-5, atol=1e-5)
+    for a, b in zip(ours.state_dict().values(), eager.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_module_keeps_its_modes_and_its_methods_while_it_is_traced():
+    module = nn.Sequential(nn.BatchNorm1d(4), nn.Sequential(nn.Dropout(0.5))).eval()
+    module[0].train()
+    fused = Layer(module)
+    assert [part.training for part in module.modules()] == [False, True, False, False]
+    assert "forward" not in vars(module[0])
+    assert module[0].num_batches_tracked == 0
+    assert "dropout" in fused.chain.text
+
+
+def test_a_tensor_that_two_parts_share_is_one_operand():
+    slope = nn.PReLU()
+    assert Layer(nn.Sequential(slope, nn.Tanh(), slope)).chain.operands == ("weight_0",)
+
+
+@pytest.mark.parametrize("how", ["copied", "pickled"])
+def test_a_layer_of_a_module_has_one_of_its_own_when_it_is(how, device):
+    fused = Layer(nn.Sequential(nn.LayerNorm(6), nn.GELU())).to(device)
+    other = copy.deepcopy(fused) if how == "copied" else pickle.loads(pickle.dumps(fused))
+    x = torch.randn(3, 6, device=device)
+    torch.testing.assert_close(other(x), fused(x))
+    with torch.no_grad():
+        other.module[0].weight.zero_()
+    assert (other(x) == other(x * 0)).all()
+    assert not (fused(x) == fused(x * 0)).all()
+
+
+def test_what_a_module_does_that_no_chain_does_is_told():
+    with pytest.raises(ChainError, match="torch's linear: a chain follows a product"):
+        Layer(nn.Sequential(nn.Linear(3, 3), nn.GELU()))
+    with pytest.raises(ArgumentError, match="operand 'scale' is a tensor of the module itself"):
+        Layer(Epilogue(), scale=torch.ones(16))
+    with pytest.raises(ChainError, match=r"or make a fusegen\.Layer of a module"):
+        fusegen.compile(nn.LayerNorm(3))
+
+
 def test_mistakes_are_told():
     layer = Layer("mul(a) | add(b)", b=torch.ones(3))
     x = torch.ones(3)

@@ -184,7 +184,7 @@ def asks_for_axes(x: Expr) -> Expr:
         (lambda x: x if x == 0 else -x, "an Expr has no truth value"),
         (
             lambda x: x * torch.ones(1),
-            "got a Tensor, wanted an expression, a parameter or a number",
+            "mul: got a Tensor, wanted an expression or a number; give the function a parameter",
         ),
         (
             lambda x: torch.ones(3) + x,

@@ -1,0 +1,84 @@
+"""Borrowing: an nn.Module's forward as a chain, whose operands are the module's own tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from fusegen.ir import Expr
+from fusegen.ops import COUNTER, RUNNING, Chain, lookup
+from fusegen.tensorlike import known
+from fusegen.trace import trace
+
+Place = tuple[nn.Module, str]  # the module that has a tensor, and what it calls it
+
+
+def lent_by(module: nn.Module) -> dict[str, Place]:
+    """Each parameter and buffer of a module, once, by a name for an operand: `weight_0_norm` for
+    that of module[0].norm.
+    """
+    found: dict[str, Place] = {}
+    for path, owner in module.named_modules():
+        for attribute in (*owner._parameters, *owner._buffers):
+            if getattr(owner, attribute) is not None:
+                name = "_".join((attribute, *path.split("."))).rstrip("_")
+                while name in found:
+                    name += "_"
+                found[name] = owner, attribute
+    return found
+
+
+def traced(module: nn.Module, lent: Mapping[str, Place]) -> Chain:
+    """The chain that the module's forward is in training, but for parts of it that are not."""
+    held = {name: getattr(*place) for name, place in lent.items()}
+    modes = {part: part.training for part in module.modules()}
+    if not module.training:
+        module.train()
+    try:
+        with _steps_for_norms(module):
+            return trace(module, held)
+    finally:
+        for part, is_training in modes.items():
+            part.training = is_training
+
+
+@contextmanager
+def _steps_for_norms(module: nn.Module) -> Iterator[None]:
+    """For norms that ask for shapes, or count batches as they run, the steps that they are."""
+    norms = [part for part in module.modules() if isinstance(part, _BatchNorm | _InstanceNorm)]
+    norms = [part for part in norms if "forward" not in vars(part)]
+    for part in norms:
+        step = _batch_norm if isinstance(part, _BatchNorm) else _instance_norm
+        part.forward = partial(step, part)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for part in norms:
+            del part.forward
+
+
+def _batch_norm(norm: Any, x: Expr) -> Any:
+    has_statistics = norm.running_mean is not None
+    counts = has_statistics and norm.training
+    names = (*RUNNING, "weight", "bias", *[COUNTER] * counts)
+    in_training = norm.training or not has_statistics
+    how = {"training": in_training, "momentum": norm.momentum, "eps": norm.eps}
+    return lookup("batch_norm")(x, **_tensors_of(norm, names), **how)
+
+
+def _instance_norm(norm: Any, x: Expr) -> Any:
+    by_input = norm.training or not norm.track_running_stats
+    how = {"use_input_stats": by_input, "momentum": norm.momentum or 0.0, "eps": norm.eps}
+    return lookup("instance_norm")(x, **_tensors_of(norm, (*RUNNING, "weight", "bias")), **how)
+
+
+def _tensors_of(norm: Any, names: Sequence[str]) -> dict[str, Expr]:
+    """What stands for those of the norm's tensors that it has."""
+    tensors = {name: getattr(norm, name) for name in names}
+    return {n: known(tensor, n) for n, tensor in tensors.items() if tensor is not None}
