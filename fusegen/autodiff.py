@@ -9,7 +9,7 @@ so that rounding, kinks and NaN come out as they do there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from fusegen import ir
 from fusegen.ir import Expr, Extent, primitive, reduce
@@ -177,6 +177,11 @@ def is_differentiable(value: Expr) -> bool:
     """
     nodes = ir.topological([value], stop={n for n in ir.topological([value]) if n.op == "detach"})
     return value.kind == "number" and any(n.op == "input" for n in nodes)
+
+
+def learns(value: Expr | None, leaves: Container[Expr]) -> bool:
+    """Whether a value, if it has a gradient, depends on one of these leaves."""
+    return value is not None and any(leaf in leaves for leaf in ir.inputs([value]))
 
 
 def without_ends_of_gradients(values: Sequence[Expr]) -> list[Expr]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import compress
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +26,7 @@ from fusegen.arguments import (
     refuse_batches,
     refuse_what_looks_inside,
 )
+from fusegen.autodiff import learns
 from fusegen.layouts import Meta
 from fusegen.modules import load
 from fusegen.ops import Chain
@@ -185,7 +187,7 @@ class Part:
         launch = self.programs.at_places(found, *facts) or whole(found, *facts)
         module = self.module(launch.programs, launch.built_with, device)
         plan = make_plan(launch.found, tensors, launch.inputs, module, wanted, launch.built_with)
-        return Call(self, replace(found, dtypes=dtypes), plan, foreseen, launch.built_with)
+        return Call(self, replace(found, dtypes=dtypes), plan, foreseen, launch.built_with, wanted)
 
     def module(
         self, programs: Sequence[Program], signature: Signature, device: torch.device
@@ -200,9 +202,7 @@ class Part:
 
 
 class Call:
-    """A program planned for one combination of arguments, with what its derivative will want to
-    know.
-    """
+    """A program planned for one combination of arguments, and what its derivative will want."""
 
     __slots__ = (
         "attempt",
@@ -228,6 +228,7 @@ class Call:
         plan: Plan,
         foreseen: Derivative | None,
         signature: Signature,
+        wanted: tuple[bool, ...] | None,
     ) -> None:
         self.part = part
         self.found = found
@@ -241,15 +242,15 @@ class Call:
         self.bound = found.bound
         self.foreseen = foreseen
         self.signature = signature
-        count = len(program.graph.inputs)
-        shift = {"input": 0, "output": count}
+        shift = {"input": 0, "output": (count := len(program.graph.inputs))}
         sources = foreseen.sources if foreseen is not None else ()
         # What the derivative reads, as positions among inputs and outputs together; and the outputs
         # that have none.
         self.kept = tuple(shift[pool] + i for pool, i in sources if pool in shift)
         self.keeps_inputs = self.kept == tuple(range(count))
-        returned = program.values[: plan.given]
-        self.fixed = tuple(i for i, value in enumerate(returned) if value is None)
+        some = set(compress(program.graph.inputs, wanted or ()))
+        returned = enumerate(program.values[: plan.given])
+        self.fixed = tuple(i for i, value in returned if not learns(value, some))
         self.steps: dict[tuple[tuple[int, ...], tuple[bool, ...]], Step] = {}
 
     def run_apart(self, tensors: Sequence[Tensor], out: Tensor | None = None) -> tuple[Tensor, ...]:

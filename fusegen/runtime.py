@@ -80,7 +80,7 @@ class Fused:
         tuple of the result and of those, in the chain's order.
 
         out, where given, receives the result and is returned; it must have the result's shape,
-        dtype and device, must not overlap x, nothing that needs a gradient may go in, and the chain
+        dtype and device, nothing that needs a gradient may go in, and the chain
         gives nothing beside it. Raises ArgumentError for a mistake in the arguments.
         """
         if is_dynamo_compiling():

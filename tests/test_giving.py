@@ -320,3 +320,17 @@ def test_a_shape_of_its_own_is_not_given():
     text = "softmax(1) | reshape((2, 6)) | give(h) | softmax(1)"
     with pytest.raises(UnsupportedError, match=r"only seen in another shape; put it before"):
         fusegen.compile(text)(torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("learning", [(True, False), (False, True), (True, True)])
+def test_what_is_given_needs_a_gradient_where_eagers_does(learning, device):
+    fused = fusegen.compile("cos | give(h) | mul(w) | give(k) | sum")
+    tensors = [torch.randn(s, device=device) for s in ((3, 4), (4,))]
+    tensors = [t.requires_grad_(needs) for t, needs in zip(tensors, learning, strict=True)]
+    ours, eager = fused(*tensors), fused.reference(*tensors)
+    assert [t.requires_grad for t in ours] == [t.requires_grad for t in eager]
+    wanted = [t for t in tensors if t.requires_grad]
+    for a, b in zip(
+        *(torch.autograd.grad(r[0] + r[2].sum(), wanted) for r in (ours, eager)), strict=True
+    ):
+        torch.testing.assert_close(a, b)
