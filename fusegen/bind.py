@@ -78,7 +78,8 @@ class _Binding:
     def bound(self) -> Bound:
         steps = self.chain.steps
         for i, step in enumerate(steps):
-            check_not_quantised(step, self.dtype)
+            if not step.is_structural:
+                check_not_quantised(step, self.dtype)
             if i < len(self.views_of_x):
                 axes = self.running.axes
                 self.places.append(None if step.is_structural else Place(axes, axes, (), ""))

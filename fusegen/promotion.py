@@ -23,7 +23,7 @@ from fusegen.target import EPSILON
 
 FLOATING = tuple(ir.CASTS.values())
 QUANTISED = tuple(ir.QUANTISING_CASTS.values())
-LABELS = "int64"  # the type of labels, as in torch
+WHOLE = "int64"  # the type of labels, and of places along an axis, as in torch
 Shape = tuple[int, ...]
 
 _WIDTH = {"bool": 0, "float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
@@ -65,7 +65,7 @@ def type_of(root: Expr, leaves: Mapping[Expr, Kind]) -> str:
 
 def _kind(node: Expr, args: list[Kind]) -> Kind:
     if node.op == "reduce":
-        return args[0]
+        return Kind(WHOLE, args[0].has_axes) if node.kind == "index" else args[0]
     has_axes = any(a.has_axes for a in args)
     if not args:
         return _NUMBER
@@ -118,9 +118,9 @@ def check_mask(step: Step, name: str, dtype: str) -> None:
 
 def check_labels(step: Step, name: str, dtype: str) -> None:
     """Raise ArgumentError where the numbers of classes are wanted and something else is given."""
-    if dtype != LABELS:
+    if dtype != WHOLE:
         raise ArgumentError(
-            f"{step.text}: operand {name!r} is {dtype}, wanted {LABELS}: it says which class is "
+            f"{step.text}: operand {name!r} is {dtype}, wanted {WHOLE}: it says which class is "
             f"right; convert it first, for example {name}.long(), or of probabilities write "
             f"log_softmax(1) | mul({name}) | sum(1) | neg"
         )
@@ -152,11 +152,11 @@ def check_parameter_type(step: Step, name: str, dtype: str, other: str) -> None:
 
 
 def check_not_quantised(step: Step, dtype: str) -> None:
-    """Raise ArgumentError for a step behind one that quantises."""
-    if dtype in QUANTISED:
+    """Raise ArgumentError for a step behind one that quantises, or that gives places."""
+    if dtype in (*QUANTISED, WHOLE):
         raise ArgumentError(
             f"{step.text}: got a value of {dtype}, which only a result can be; let the step that "
-            "quantises be the last of the chain"
+            "makes it be the last of the chain"
         )
 
 

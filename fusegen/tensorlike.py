@@ -45,7 +45,7 @@ _UNKNOWN: Mapping[str, str] = {
         "a chain follows a product or a convolution: call it with what that gives",
     ),
     **dict.fromkeys(
-        ("cat", "stack", "unbind", "pad", "gather", "cumsum", "argmax", "argmin", "sort", "topk"),
+        ("cat", "stack", "unbind", "pad", "gather", "cumsum", "sort", "topk"),
         "no step does it; compile what stands before and behind it as chains of their own",
     ),
     "split": "it needs the size of what is split; of equal parts write x.chunk(2, dim)",
@@ -56,17 +56,7 @@ class Largest(NamedTuple):
     """What torch gives for a maximum along an axis: its value, and where it stands."""
 
     values: Expr
-    indices: object
-
-
-class _Indices:
-    """Stands where torch gives indices."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise ChainError("max and min give no indices in a chain, but .values")
-
-    def __repr__(self) -> str:
-        return "indices, which a chain does not give"
+    indices: Expr
 
 
 def of_torch(
@@ -199,7 +189,9 @@ def _largest(name: str) -> Callable[..., Any]:
         if any(isinstance(a, Expr) for a in (*args, *kwargs.values())):
             return lookup(f"{name}imum")(x, *args, **kwargs)
         values = lookup(name)(x, *args, **kwargs)
-        return Largest(values, _Indices()) if args or kwargs else values
+        if not (args or kwargs):
+            return values
+        return Largest(values, lookup(f"arg{name}")(x, *args, **kwargs))
 
     return found
 

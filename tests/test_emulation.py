@@ -65,6 +65,11 @@ CASES = [
     (_MANY, (70, 65), [(65,)] * 11, {}, "row"),
     ("add(r) | softmax(-1) | mul(w)", (45, 7, 49), [(45, 7, 49), (49,)], {}, "row"),
     ("softmax(-1) | mul(y)", (333, 77), [(333, 1)], {"dtype": "bfloat16"}, "row"),
+    # Where the largest stands, in rows and strided ones.
+    ("gelu | argmax(-1)", (37, 63), [], {}, "row"),
+    ("argmin(1)", (9, 1000), [], _IN_16, "row"),
+    ("argmax(1)", (3, 19, 7, 33), [], {}, "column"),
+    ("argmax(1)", (3, 16, 6, 8), [], _LAST_NARROW, "row"),
     # What a label names, of rows and of strided ones, held or not, and of what they are made of.
     ("cross_entropy(t)", (70, 3), [(70,)], {}, "row"),
     ("cross_entropy(t)", (9, 1000), [(9,)], _IN_16, "row"),

@@ -398,3 +398,58 @@ def test_a_reduction_works_in_a_body_of_ones_own(device):
     x = torch.randn(3, 4, device=device)
     expected = x - x.mean(1, keepdim=True)
     torch.testing.assert_close(fusegen.compile("own_centred")(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("argmax(1)", (5, 7)),
+        ("argmax(1)", (3, 19, 6, 5)),
+        ("relu | argmax(1)", (3, 8, 6, 4)),  # many are equal: the first
+        ("mul(2) | argmin(-1, keepdim=True)", (4, 100)),
+        ("argmin(0)", (40, 3)),
+        ("argmax(2)", (3, 4, 5000)),
+    ],
+)
+def test_where_the_largest_stands_is_torchs(text, shape, dtype, device):
+    fused = fusegen.compile(text)
+    x = torch.randn(shape, device=device).to(dtype)
+    x = x.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else x
+    found, wanted = fused(x), fused.reference(x)
+    assert found.dtype == torch.int64
+    assert torch.equal(found, wanted)
+    assert not fused(x.requires_grad_()).requires_grad
+
+
+def test_where_the_largest_stands_beside_infinities_and_nan(device):
+    nan, inf = float("nan"), float("inf")
+    x = torch.tensor([[1, nan, 3, nan], [2, 2, 1, 2], [-inf] * 4, [inf, 1, inf, 0]], device=device)
+    for name in ("argmax", "argmin"):
+        assert torch.equal(fusegen.compile(f"{name}(1)")(x), getattr(torch, name)(x, 1))
+
+
+def test_places_are_given_beside_values_that_train(device):
+    @fusegen.compile
+    def confident(x):
+        p, place = x.softmax(1).max(1)
+        return p, place
+
+    assert (
+        confident.chain.text == "softmax(1) | keep(y) | argmax(1) | give(y_2) | recall(y) | max(1)"
+    )
+    x = torch.randn(6, 5, device=device, requires_grad=True)
+    p, place = confident(x)
+    values, indices = x.softmax(1).max(1)
+    assert torch.equal(place, indices)
+    assert not place.requires_grad
+    for a, b in zip(*(torch.autograd.grad(v.sum(), x) for v in (p, values)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    "text", ["argmax(1) | add(1)", "argmax(1) | sum", "argmax(1) | unsqueeze(0)"]
+)
+def test_places_are_the_last_of_a_chain(text):
+    with pytest.raises(ArgumentError, match="got a value of int64, which only a result can be"):
+        fusegen.compile(text)(torch.randn(3, 4))

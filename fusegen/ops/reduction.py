@@ -112,6 +112,21 @@ def min(x: Expr, dim: int | None = None, keepdim: bool = False) -> Expr:
     return -reduce("amax" if dim is None else "max", axes_of(x, dim), -x)
 
 
+@op(reference="torch.argmax", samples=[(1,), (-1, True)], shaping="reduce")
+def argmax(x: Expr, dim: int, keepdim: bool = False) -> Expr:
+    """Where along dim the largest value stands, as int64; the first of equal ones, NaN wins.
+
+    It is the last step of a chain, or given, as whole numbers are no values of one.
+    """
+    return reduce("argmax", axes_of(x, dim), x)
+
+
+@op(reference="torch.argmin", samples=[(1,), (-1, True)], shaping="reduce")
+def argmin(x: Expr, dim: int, keepdim: bool = False) -> Expr:
+    """Where along dim the smallest value stands, as int64; the first of equal ones, NaN wins."""
+    return reduce("argmax", axes_of(x, dim), -x)
+
+
 @op(reference=_torch("amax", all_of=True), samples=_DIMS, shaping="reduce", equal="torch.amax")
 def amax(x: Expr, dim: Dim = None, keepdim: bool = False) -> Expr:
     """The largest value along dim; equal ones share the gradient, NaN wins."""
