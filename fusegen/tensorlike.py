@@ -52,6 +52,10 @@ _UNKNOWN: Mapping[str, str] = {
 }
 
 
+class NotKnownYet(ChainError, AttributeError):
+    """What a tensor has, and an expression has not before a call."""
+
+
 class Largest(NamedTuple):
     """What torch gives for a maximum along an axis: its value, and where it stands."""
 
@@ -76,7 +80,7 @@ def attribute_of(x: Expr, name: str) -> Any:
         hint = f"; did you mean {guess!r}?" if guess else ""
         raise AttributeError(f"'Expr' object has no attribute {name!r}{hint}")
     if name in _UNKNOWN:
-        raise ChainError(f"x.{name}: {_UNKNOWN[name]}")
+        raise NotKnownYet(f"x.{name}: {_UNKNOWN[name]}")
     return lambda *args, **kwargs: _called(f"x.{name}", name, (x, *args), kwargs)
 
 

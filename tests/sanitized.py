@@ -10,6 +10,7 @@ import sys
 import torch
 
 import fusegen
+from fusegen.fitting import holds_labels
 
 _TRAINED_NORM = "batch_norm(weight=weight, bias=bias, training=True)"
 # chain, the shape of x, the operands' shapes
@@ -238,6 +239,16 @@ CHANNELS_LAST = [
         [(3, 24, 1, 1)] * 3 + [(24, 1, 1)],
     ),
 ]
+# Losses of labels, which come in eight bytes and stand along rows or strided ones, and places.
+WHOLE = [
+    ("log_softmax(-1) | mul(p) | sum(-1) | neg | mean", (37, 515), [(37, 515)]),
+    ("cross_entropy(t)", (37, 130), [(37,)]),
+    ("cross_entropy(t)", (7, 20001), [(7,)]),
+    ("cross_entropy(t, w, label_smoothing=0.1)", (3, 19, 7, 9), [(3, 7, 9), (19,)]),
+    ("cross_entropy(t, reduction='none')", (2, 8, 6, 16), [(2, 6, 16)]),
+    ("softmax(1) | keep(y) | argmax(1) | give(i) | recall(y) | amax(1)", (3, 24, 7, 9), []),
+    ("argmin(-1)", (37, 1030), []),
+]
 
 
 def run(text, shape, operand_shapes, dtype, device, is_last=False):
@@ -245,10 +256,17 @@ def run(text, shape, operand_shapes, dtype, device, is_last=False):
     tensors = [torch.randn(s, device=device, dtype=dtype) for s in (shape, *operand_shapes)]
     if is_last:
         tensors[0] = tensors[0].contiguous(memory_format=torch.channels_last)
-    tensors = [t.requires_grad_() for t in tensors]
+    for i, name in enumerate(fused.chain.operands, start=1):
+        if holds_labels(fused.chain, name):
+            tensors[i] = torch.randint(shape[1], operand_shapes[i - 1], device=device)
+    tensors = [t.requires_grad_(t.is_floating_point()) for t in tensors]
     found = fused(*tensors)
     results = found if isinstance(found, tuple) else (found,)
-    gradients = torch.autograd.grad(results, tensors, [torch.randn_like(r) for r in results])
+    results = [r for r in results if r.requires_grad]
+    if not results:
+        return
+    learning = [t for t in tensors if t.requires_grad]
+    gradients = torch.autograd.grad(results, learning, [torch.randn_like(r) for r in results])
     with torch.no_grad():
         fused(*tensors)
     assert all(torch.isfinite(g).all() for g in gradients)
@@ -257,6 +275,7 @@ def run(text, shape, operand_shapes, dtype, device, is_last=False):
 def main(device="cuda", share="0", shares="1"):
     families = [(*family, False) for family in FAMILIES]
     families += [(*family, True) for family in CHANNELS_LAST]
+    families += [(*family, False) for family in WHOLE]
     for text, shape, operand_shapes, is_last in families[int(share) :: int(shares)]:
         for dtype in (torch.float32, torch.bfloat16):
             run(text, shape, operand_shapes, dtype, device, is_last=is_last)
