@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from numbers import Real
 from typing import Any, NamedTuple
 
 from fusegen import ir
@@ -21,6 +22,8 @@ from fusegen.ops import ALIASES, OPS, lookup, nearest
 from fusegen.ops.eager import is_tensor
 from fusegen.ops.schema import show_value
 
+# What torch's functions may be told beside an operation's parameters, where it is not asked for.
+_SWITCHES = ("inplace", "return_indices")
 # Other names for an argument of an operation.
 _RENAMED = {"axis": "dim", "ord": "p"}
 _TYPES = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "double": "float64"}
@@ -147,8 +150,8 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     own = {p.name for p in op.parameters}
     renamed = {k if k in own else _RENAMED.get(k, k): v for k, v in kwargs.items()}
     given = {k: v for k, v in renamed.items() if k in own}
-    # What torch's function takes beside, where it changes nothing.
-    left = [k for k, v in renamed.items() if k not in own and v and not k.startswith("_")]
+    others_given = ((k, v) for k, v in renamed.items() if k not in own and v is not None)
+    left = [k for k, v in others_given if not (k.startswith("_") or (k in _SWITCHES and not v))]
     if left:
         raise ChainError(f"{where}: a chain has no {left[0]}= there; it is {op.signature}")
     return op(x, *others, **given)
@@ -218,6 +221,22 @@ def _norm(x: Expr, p: float | str = 2.0, dim: Any = None, keepdim: bool = False)
     return lookup("norm")(x, 2.0 if p == "fro" else p, dim, keepdim=keepdim)
 
 
+def _spread(name: str) -> Callable[..., Expr]:
+    """var or std, which torch lets say too whether one is taken from the count."""
+
+    def found(x: Expr, *args: Any, **kwargs: Any) -> Expr:
+        *dims, last = args or (None,)
+        if isinstance(last, bool):
+            args, kwargs = tuple(dims), {**kwargs, "unbiased": last}
+        if (is_unbiased := kwargs.pop("unbiased", None)) is not None:
+            kwargs["correction"] = 1 if is_unbiased else 0
+        if "axis" in kwargs:
+            kwargs["dim"] = kwargs.pop("axis")
+        return lookup(name)(x, *args, **kwargs)
+
+    return found
+
+
 def _scaled(op: str) -> Callable[..., Expr]:
     """A sum whose second term may have a factor."""
 
@@ -245,6 +264,8 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "add": _scaled("add"),
     "sub": _scaled("sub"),
     "norm": _norm,
+    "var": _spread("var"),
+    "std": _spread("std"),
     "isnan": lambda x: ir.primitive("ne", x, x),
     "isinf": lambda x: ir.primitive("eq", ir.primitive("abs", x), math.inf),
     "isfinite": lambda x: ir.primitive("lt", ir.primitive("abs", x), math.inf),
@@ -268,8 +289,9 @@ def _compared(op: str) -> Callable[[Expr, object], Any]:
     """
 
     def found(x: Expr, other: object) -> Any:
-        is_number = isinstance(other, int | float) and not isinstance(other, bool)
-        return ir.primitive(op, x, other) if is_number else NotImplemented  # type: ignore[arg-type]
+        if isinstance(other, Expr | bool) or not isinstance(other, Real):
+            return NotImplemented
+        return ir.primitive(op, x, float(other))
 
     return found
 
