@@ -152,7 +152,8 @@ class PlacedView(PassingView):
         """What asks for a row's indices in the turn of the row, rather than ahead of it."""
         own = [] if self.is_sent_ahead else self.row_reads
         others = [] if self.kept_own else self.own_reads
-        return self.single_reads + others + self.stretch_reads + self.row_stores + own
+        stores = [s for s in self.row_stores if s.extent]
+        return self.single_reads + others + self.stretch_reads + stores + own
 
     def locate_all(self, index: str, groups: Sequence[int], tensors: Sequence[Read]) -> list[str]:
         """Lines that take an index apart as far as some tensors ask for it."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fusegen import ir
+from fusegen.ir import Expr
 from fusegen.kernel import Buffer, Kernel, Reduction
 from fusegen.statements import ElementFunction
 from fusegen.target import DEAR, Target
@@ -40,6 +41,8 @@ class StageView:
     held: list[str]
     sums: list[ReductionView]
     stretches: list[ReductionView]
+    # What is added up at the one place that something names, of each a function of its own.
+    places: dict[ReductionView, ElementFunction]
 
 
 class ReductionView:
@@ -77,9 +80,14 @@ class ReductionView:
         is_dear |= buffer is None and kernel.kernel.only_reads_columns
         self.is_dear = is_dear or reduction.kind == "peak"
         # What stands at one place needs no wider type: all else that is added up is zero.
-        self.place_type = kernel.compute if _is_of_one_place(reduction, kernel.kernel) else ""
+        places = _places(reduction, kernel.kernel)
+        self.place_type = kernel.compute if places else ""
+        # What names that place, where a tensor does: the same all along what is reduced.
+        named = [e for e in places if e.op == "input" and e.kind == "index"]
+        self.place = ir.name_of(named[0]) if named else ""
         self.line = f"{ir.name_of(reduction.value) if self.is_plain else self.term}_line"
-        self.has_index = reduction.index is not None
+        self.indices = [reduction.index] if reduction.index is not None else []
+        self.has_index = bool(self.indices)
         self.partials = buffer.name if buffer else ""
         self.extent = buffer.extent if buffer else ()
         # Of merged partials: the groups of which a result has some beside each other.
@@ -90,12 +98,14 @@ class ReductionView:
         self.columns = kernel.size(kernel.kernel.columns)
 
 
-def _is_of_one_place(reduction: Reduction, kernel: Kernel) -> bool:
-    """Whether all that is added up is zero, but at one position along what is reduced."""
+def _places(reduction: Reduction, kernel: Kernel) -> list[Expr]:
+    """Where along what is reduced all stands that is added up, if that is zero but at one place."""
     value, zero = reduction.value, ir.const(0.0)
     if reduction.kind != "sum" or value.op != "where" or value.args[2] != zero:
-        return False
+        return []
     is_there = value.args[0]
     along = frozenset(kernel.reduced)
     positions = [e for e, buffer in kernel.inputs if buffer.is_computed and e.extent == along]
-    return is_there.op == "eq" and any(e in is_there.args for e in positions)
+    if is_there.op != "eq" or not any(e in is_there.args for e in positions):
+        return []
+    return [e for e in is_there.args if e not in positions and not e.extent & along]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from fusegen import ir
 from fusegen.columntiers import MOST_ADDED_ALONE, resident_alone
 from fusegen.indexing import Read
 from fusegen.passingviews import FEW_LANES
-from fusegen.reductionviews import StageView
+from fusegen.reductionviews import ReductionView, StageView
 from fusegen.stretchviews import MOST_AT_ONCE
 from fusegen.summingviews import SummingView, words_of
 from fusegen.target import BRIEF, DEAR, ITEM_BYTES
@@ -33,6 +34,17 @@ _MOST_KEPT, _MOST_KEPT_SHIFTED = 40960, 28672  # registers, where what every row
 
 class RowView(SummingView):
     """A kernel whose blocks go from row to row, or down columns."""
+
+    def stands_apart(self, reduction: ReductionView, stage: Sequence[ReductionView]) -> bool:
+        """Whether it has a place of its own among packs, and the others read all that it does."""
+        tier = self.kernel.tier
+        if not reduction.place or self.family != "row" or tier is None or tier.lanes == 1:
+            return False
+        along = set(self.reduced)
+        others = [v.reduction.value for v in stage if not v.place]
+        read = {leaf for leaf in ir.inputs(others) if leaf.extent & along}
+        _, value, _ = reduction.reduction.value.args
+        return read.issuperset(leaf for leaf in ir.inputs([value]) if leaf.extent & along)
 
     @property
     def keeps_along(self) -> bool:

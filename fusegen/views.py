@@ -92,19 +92,21 @@ class KernelView(Indexing):
 
     def _stage(self, i: int, stage: tuple[Reduction, ...]) -> StageView:
         views = [ReductionView(r, None, self) for r in stage]
-        results = [t for v in views if not v.is_plain for t in v.terms]
-        results += [
-            (f"{v.term}_at", r.index)
-            for v, r in zip(views, stage, strict=True)
-            if r.index is not None
-        ]
+        apart = [v for v in views if self.stands_apart(v, views)]
+        results = [t for v in views if not v.is_plain and v not in apart for t in v.terms]
+        results += [(f"{v.term}_at", index) for v in views for index in v.indices]
         held = self.kernel.held[i] if self.kernel.held else ()
         results += [(ir.name_of(leaf), value) for leaf, value in held]
         sums, stretches = self._sums_at(i)
         results += [t for s in (*sums, *stretches) if not s.is_plain for t in s.terms]
         function = self._function(f"stage_{i + 1}", results)
         names = [ir.name_of(leaf) for leaf, _ in held]
-        return StageView(function, views, names, sums, stretches)
+        places = {v: self._function(f"stage_{i + 1}_{v.name}", v.terms) for v in apart}
+        return StageView(function, views, names, sums, stretches, places)
+
+    def stands_apart(self, reduction: ReductionView, stage: Sequence[ReductionView]) -> bool:
+        """Whether only where its one place is anything is added up, instead of zeros elsewhere."""
+        return False
 
     def takes_plain(self, reduction: Reduction) -> bool:
         """Whether something is reduced as it is read, without a term."""
@@ -201,7 +203,8 @@ class KernelView(Indexing):
     @property
     def functions(self) -> list[ElementFunction]:
         """The element functions, in the order they run."""
-        found = [*(s.function for s in self.stages), self.values, self.row_values]
+        found = [f for s in self.stages for f in (s.function, *s.places.values())]
+        found += [self.values, self.row_values]
         return [g for f in found for g in (f.once, f) if g is not None and g.results]
 
     def reduced_leaves(self, function: ElementFunction) -> list[str]:

@@ -251,11 +251,14 @@ __device__ __forceinline__ void forward_row_stage_1(const float x, float& peak_t
   peak_term = x;
 }
 
-__device__ __forceinline__ void forward_row_stage_2(const float x, const float peak,
-    const int position_along, const int target_operand, float& total_2_term, float& total_2_term_by,
-    float& total_term) {
+__device__ __forceinline__ void forward_row_stage_2(const float x, const float peak, float& total_2_term,
+    float& total_2_term_by) {
   total_2_term = exp2_flushed((x - peak) * 0.721347511f);
   total_2_term_by = total_2_term;
+}
+
+__device__ __forceinline__ void forward_row_stage_2_total(const int position_along, const int target_operand,
+    const float x, float& total_term) {
   total_term = position_along == target_operand ? x : 0.0f;
 }
 
@@ -317,16 +320,22 @@ forward_row(const bfloat16* x, const int64_t* target_operand, float* __restrict_
       if (!is_here) continue;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index inner = (is_here ? i + lane : 0);
         const float x_value = widen(x_in[p], lane);
-        const int position_along_value = widen(position_along[inner]);
         float total_2_term_value;
         float total_2_term_by_value;
-        float total_term_value;
-        forward_row_stage_2(x_value, peak_value, position_along_value, target_operand_value,
-            total_2_term_value, total_2_term_by_value, total_term_value);
+        forward_row_stage_2(x_value, peak_value, total_2_term_value, total_2_term_by_value);
         if (is_here) sums_2[0].add(total_2_term_value, total_2_term_by_value);
-        if (is_here) sums_2[1].add(total_term_value);
+      }
+      if (static_cast<Index>(target_operand_value) - (i) < kLanes) {
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const Index inner = (is_here ? i + lane : 0);
+          const float x_value = widen(x_in[p], lane);
+          const int position_along_value = widen(position_along[inner]);
+          float total_term_value;
+          forward_row_stage_2_total(position_along_value, target_operand_value, x_value, total_term_value);
+          sums_2[1].add(total_term_value);
+        }
       }
     }
     combine<8, false>(sums_2, cells[turn++ & 1]);
@@ -388,7 +397,7 @@ forward_row_2(const float* common, const float* common_2, bfloat16* __restrict__
   slot = 0;
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
+    const Index end = is_live ? length : 0;
     Pack<float, kLanes> common_in[kPacks];
     Pack<float, kLanes> common_2_in[kPacks];
     wait_for_sent<1>();
