@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,11 +25,13 @@ def lent_by(module: nn.Module) -> dict[str, Place]:
     that of module[0].norm.
     """
     found: dict[str, Place] = {}
+    taken = {*inspect.signature(module.forward).parameters}
     for path, owner in module.named_modules():
         for attribute in (*owner._parameters, *owner._buffers):
             if getattr(owner, attribute) is not None:
                 name = "_".join((attribute, *path.split("."))).rstrip("_")
-                while name in found:
+                name = name if name.isidentifier() else f"p_{name}"
+                while name in found or name in taken:
                     name += "_"
                 found[name] = owner, attribute
     return found
@@ -51,11 +54,12 @@ def traced(module: nn.Module, lent: Mapping[str, Place]) -> Chain:
 @contextmanager
 def _steps_for_norms(module: nn.Module) -> Iterator[None]:
     """For norms that ask for shapes, or count batches as they run, the steps that they are."""
-    norms = [part for part in module.modules() if isinstance(part, _BatchNorm | _InstanceNorm)]
+    own = (_BatchNorm.forward, _InstanceNorm.forward)  # and nobody's who has changed it
+    norms = [part for part in module.modules() if type(part).forward in own]
     norms = [part for part in norms if "forward" not in vars(part)]
     for part in norms:
         step = _batch_norm if isinstance(part, _BatchNorm) else _instance_norm
-        part.forward = partial(step, part)  # type: ignore[method-assign]
+        part.forward = partial(step, part)
     try:
         yield
     finally:

@@ -33,7 +33,7 @@ class Layer(nn.Module):
         super().__init__()
         self._lent: dict[str, tuple[nn.Module, str]] = {}
         if isinstance(source, nn.Module) and not isinstance(getattr(source, "chain", None), Chain):
-            self.module = source
+            self.module, self.training = source, source.training
             self._lent = lent_by(source)
             found = traced(source, self._lent)
             self._lent = {n: place for n, place in self._lent.items() if n in found.given}

@@ -84,6 +84,8 @@ def attribute_of(x: Expr, name: str) -> Any:
         raise AttributeError(f"'Expr' object has no attribute {name!r}{hint}")
     if name in _UNKNOWN:
         raise NotKnownYet(f"x.{name}: {_UNKNOWN[name]}")
+    if name == "where":  # of a tensor's, the condition comes first of the arguments
+        return lambda condition, other: lookup("where")(condition, x, other)
     return lambda *args, **kwargs: _called(f"x.{name}", name, (x, *args), kwargs)
 
 
@@ -138,6 +140,10 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
         )
     if kwargs.get("out") is not None:
         raise ChainError(f"{where}: got out=, but a chain's steps give new values; leave it out")
+    if not args:
+        args = [kwargs.pop(word) for word in ("input", "self") if word in kwargs][:1]
+    if not args:
+        raise ChainError(f"{where}: the value that it works on is missing")
     x, *others = args
     if kwargs.get("dtype") is not None and name != "to":
         x = _cast(x, kwargs["dtype"])
@@ -148,6 +154,9 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
         raise ChainError(f"{where} is no operation of a chain; `fusegen ops` lists them")
     op = lookup(name)
     own = {p.name for p in op.parameters}
+    if None in others:  # where torch has positions for what is left out
+        named = zip((p.name for p in op.parameters), others, strict=False)
+        kwargs, others = {**{n: v for n, v in named if v is not None}, **kwargs}, []
     renamed = {k if k in own else _RENAMED.get(k, k): v for k, v in kwargs.items()}
     given = {k: v for k, v in renamed.items() if k in own}
     others_given = ((k, v) for k, v in renamed.items() if k not in own and v is not None)
@@ -195,6 +204,7 @@ def _largest(name: str) -> Callable[..., Any]:
     def found(x: Expr, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(a, Expr) for a in (*args, *kwargs.values())):
             return lookup(f"{name}imum")(x, *args, **kwargs)
+        kwargs = {_RENAMED.get(word, word): value for word, value in kwargs.items()}
         values = lookup(name)(x, *args, **kwargs)
         if not (args or kwargs):
             return values

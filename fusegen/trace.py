@@ -8,7 +8,7 @@ Any other value computed from x is kept when it is made, and named where it is u
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from fusegen import ir
@@ -171,6 +171,8 @@ class _Line:
                     f"{self.name}: the first argument of {_called(node)} is a number; it must be "
                     "a tensor"
                 )
+            numbers = [i for i in _running_places(node) if _is_number(node.args[i], live)]
+            places = numbers or places  # a condition counts as a number beside one, and not before
             place = next((i for i in places if node.args[i] is running), places[0])
             for i, arg in enumerate(node.args):
                 if arg in live and (i != place or arg is not running):
@@ -265,6 +267,11 @@ class _Line:
         while name in self.placements:
             name += "_"
         return name
+
+
+def _is_number(node: Expr, live: Container[Expr]) -> bool:
+    """Whether a value that is computed is none that holds or does not."""
+    return node in live and node.op not in (*ir.COMPARISONS, *ir.CONNECTIVES)
 
 
 def _called(node: Expr) -> str:

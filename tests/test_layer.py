@@ -164,6 +164,40 @@ def test_a_module_keeps_its_modes_and_its_methods_while_it_is_traced():
     assert "dropout" in fused.chain.text
 
 
+def test_a_layer_starts_in_the_mode_of_its_module():
+    module = nn.BatchNorm1d(8).eval()
+    before = module.running_mean.clone()
+    fused = Layer(module)
+    assert not fused.training
+    fused(torch.randn(4, 8))
+    assert torch.equal(module.running_mean, before)
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((8,), 3.0))
+        self.others = nn.ParameterList([nn.Parameter(torch.full((8,), 0.5))])
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * self.weight + self.others[0]
+
+
+def test_names_of_arguments_and_of_tensors_are_told_apart():
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(Layer(Named())(x), x * 3 + 0.5)
+
+
+class Activated(nn.BatchNorm1d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).relu()
+
+
+def test_a_norm_with_a_forward_of_its_own_is_not_taken_for_torchs():
+    with pytest.raises(ChainError, match="its axes are not known before a call"):
+        Layer(Activated(8))
+
+
 def test_a_tensor_that_two_parts_share_is_one_operand():
     slope = nn.PReLU()
     assert Layer(nn.Sequential(slope, nn.Tanh(), slope)).chain.operands == ("weight_0",)

@@ -201,3 +201,25 @@ def test_what_is_no_label_is_told(text, tensors, message):
 def test_what_a_loss_cannot_do_is_told(text, message):
     with pytest.raises(ChainError, match=message):
         fusegen.compile(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["huber_loss(t, delta=0.7)", "smooth_l1_loss(t, beta=0.7)", "l1_loss(t)"]
+)
+def test_a_distance_that_is_infinite_has_torchs_gradient(text, device):
+    fused = fusegen.compile(text)
+    x = torch.tensor([float("inf"), 0.7, -0.7, 0.1, -3.0, 0.0], device=device)
+    tensors = [x.requires_grad_(), torch.zeros(6, device=device)]
+    ours, eager = (outcome(f, tensors) for f in (fused, fused.reference))
+    torch.testing.assert_close(ours.gradients[0], eager.gradients[0])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_weights_of_logits_have_no_part_in_what_is_differentiated_twice(reduction, device):
+    text = f"binary_cross_entropy_with_logits(t, w, reduction='{reduction}', pos_weight=p)"
+    fused = fusegen.compile(text)
+    x = torch.randn(3, 4, dtype=torch.float64, device=device, requires_grad=True)
+    t, w, p = (torch.rand(s, dtype=torch.float64, device=device) for s in ((3, 4), (4,), (4,)))
+    torch.testing.assert_close(fused(x, t, w, p), fused.reference(x, t, w, p))
+    assert torch.autograd.gradcheck(fused, (x, t, w, p))
+    assert has_right_second_derivatives(fused, (x, t, w, p))

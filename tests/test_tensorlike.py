@@ -74,6 +74,13 @@ FUNCTIONS: list[tuple[Callable[..., object], str]] = [
     (lambda x: x[..., None, 0], "select(-1, 0) | unsqueeze(-1)"),
     (lambda x: x * x.detach(), "keep(y) | detach | mul(y)"),
     (lambda x: x.contiguous().clone() * 2, "mul(2)"),
+    (lambda x: x * (x > 0), "keep(y) | gt(0) | keep(y_2) | recall(y) | mul(y_2)"),
+    (lambda x: (x > 0) * x + (x.abs() < 1), None),
+    (lambda x: x.where(x > 0, 0.5), None),
+    (lambda x: F.batch_norm(x, None, None, training=True), "batch_norm(training=True)"),
+    (lambda x: torch.sigmoid(input=x), "sigmoid"),
+    (lambda x: torch.max(x, axis=1)[0], "max(1)"),
+    (lambda x: F.smooth_l1_loss(x, x * 2, reduction="none"), None),
     (lambda x: torch.add(x, 1, alpha=2) - torch.sub(x, x, alpha=3), None),
     (lambda x: (lambda a, b: F.silu(a) * b)(*x.chunk(2, 1)), None),
     (lambda x: (lambda a, b: a * b)(*torch.chunk(x, 2, dim=-1)), None),
@@ -141,6 +148,11 @@ def test_a_loss_is_written_with_torchs_functions():
     torch.testing.assert_close(fused.reference(x, target), loss(x, target))
 
 
+def test_each_call_draws_on_its_own():
+    fused = fusegen.compile(lambda x: F.dropout(x) + F.dropout(x))
+    assert fused(torch.ones(999)).unique().tolist() == [0, 2, 4]
+
+
 def test_dropout_draws_as_it_does_in_text():
     assert fusegen.chain(lambda x: F.dropout(x, 0.1)) == fusegen.chain("dropout(0.1)")
     assert fusegen.chain(nn.Sequential(nn.Dropout(0.3)).train()) == fusegen.chain("dropout(0.3)")
@@ -166,6 +178,8 @@ WRONG: list[tuple[Callable[..., object], str]] = [
     (lambda x: x[True], r"x\[True\]: an index is an integer"),
     (lambda x: x.sigmod(), r"'Expr' object has no attribute 'sigmod'; did you mean 'sigmoid'"),
     (lambda x: x.chunk(0), r"x.chunk: got 0, wanted how many parts"),
+    (lambda x: F.mse_loss(x, x * 2, size_average=False), r"a chain has no size_average= there"),
+    (lambda x: torch.rsub(x, 2.0, alpha=0), r"a chain has no alpha= there"),
     (lambda x: torch.round(x, decimals=0), r"a chain has no decimals= there; it is round"),
     (lambda x: torch.div(x, 2, rounding_mode="floor"), r"a chain has no rounding_mode= there"),
     (lambda x: (lambda a, b: a)(*x), r"an Expr has no parts before a call; of halves"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, overload
 
 from fusegen import ir
@@ -24,6 +25,7 @@ from fusegen.ops.schema import (
 )
 from fusegen.ops.step import STRUCTURAL, UNNAMED, Definition, Step
 
+_calls = count()
 OPS: dict[str, Op] = {}
 ALIASES: dict[str, str] = {}
 
@@ -203,6 +205,8 @@ class Op(Definition):
             # A chain's function is being traced: the call itself becomes a step.
             slots = tuple(name for name, _ in operands)
             exact = repr(attributes)  # tells 0.0 from -0.0, which compare equal
+            if self.drawn(attributes) or self.is_updating(dict(attributes)):
+                exact += f" {next(_calls)}"  # no two are the same
             return ir.make(
                 "call",
                 (x, *dict(operands).values()),

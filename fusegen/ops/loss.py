@@ -56,9 +56,7 @@ def smooth_l1_loss(
 ) -> Expr:
     """l1_loss, but of distances below beta a parabola that meets it there."""
     size = primitive("abs", x - target)
-    if beta:
-        size = primitive("where", size < beta, size * size * (0.5 / beta), size - 0.5 * beta)
-    return _of_all(size, reduction)
+    return _of_all(_rounded(size, beta) / beta if beta else size, reduction)
 
 
 @op(
@@ -69,9 +67,13 @@ def smooth_l1_loss(
 )
 def huber_loss(x: Expr, target: Expr, *, reduction: Reduction = "mean", delta: float = 1.0) -> Expr:
     """Half of mse_loss, but of distances above delta a line that goes on from there."""
-    size = primitive("abs", x - target)
-    line = (size - 0.5 * delta) * delta
-    return _of_all(primitive("where", size <= delta, size * size * 0.5, line), reduction)
+    return _of_all(_rounded(primitive("abs", x - target), delta), reduction)
+
+
+def _rounded(size: Expr, until: float) -> Expr:
+    """Half of the square up to there, then the line that goes on; of infinity too."""
+    inner = primitive("minimum", size, until)
+    return inner * (size - inner * 0.5)
 
 
 @op(
