@@ -8,6 +8,7 @@ argument that is no tensor of its own for `__torch_function__`; nothing here imp
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -70,9 +71,9 @@ def of_torch(
     cls: type, function: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
 ) -> Any:
     """A function of torch's on arguments of which one is an expression: torch's protocol."""
-    name = getattr(function, "__name__", str(function))
-    for prefix in ("special_", "linalg_"):
-        name = name.removeprefix(prefix)
+    name = getattr(function, "__name__", str(function)).removeprefix("special_")
+    if name == "linalg_vector_norm":  # and not linalg_norm, which is a matrix's where it is of two
+        name = "vector_norm"
     return _called(f"torch's {name}", name, args, kwargs or {})
 
 
@@ -166,25 +167,42 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     return op(x, *others, **given)
 
 
-_held: ContextVar[Mapping[int, Expr] | None] = ContextVar("_held", default=None)
+class _Tracing(NamedTuple):
+    """What holds while a function is traced."""
+
+    tensors: Mapping[int, Expr]  # by the ids of those that the function has, what stands for them
+    has_gradients: bool  # whether torch records gradients where the function begins
+
+
+_tracing: ContextVar[_Tracing | None] = ContextVar("_tracing", default=None)
+
+
+def _has_gradients() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is None or bool(torch.is_grad_enabled())
 
 
 @contextmanager
 def standing_for(tensors: Mapping[int, Expr]) -> Iterator[None]:
     """For tensors, by their ids, take these expressions."""
-    token = _held.set(tensors)
+    token = _tracing.set(_Tracing(tensors, _has_gradients()))
     try:
         yield
     finally:
-        _held.reset(token)
+        _tracing.reset(token)
 
 
 def known(value: Any, where: str) -> Any:
     """The value; of a tensor, the expression that stands for it."""
+    tracing = _tracing.get()
+    if tracing is not None and tracing.has_gradients != _has_gradients():
+        raise ChainError(
+            f"{where}: under torch.no_grad(); of what has no gradient write x.detach()"
+        )
     if not is_tensor(value):
         return value
-    if (found := (_held.get() or {}).get(id(value))) is not None:
-        return found
+    if tracing is not None and id(value) in tracing.tensors:
+        return tracing.tensors[id(value)]
     raise ChainError(
         f"{where}: got a {type(value).__name__}, wanted an expression or a number; give the "
         "function a parameter for it and pass it in the call, or make a fusegen.Layer of a module"

@@ -158,6 +158,18 @@ def test_dropout_draws_as_it_does_in_text():
     assert fusegen.chain(nn.Sequential(nn.Dropout(0.3)).train()) == fusegen.chain("dropout(0.3)")
 
 
+def without_gradients(x):
+    with torch.no_grad():
+        size = x.abs().amax(-1, keepdim=True)
+    return x / size
+
+
+def scaled_without_gradients(x):
+    with torch.no_grad():
+        half = x * 0.5
+    return x + half
+
+
 WRONG: list[tuple[Callable[..., object], str]] = [
     (lambda x: x.view(x.size(0), -1), r"x.size: its axes are not known before a call; flatten"),
     (lambda x: x / x.shape[-1], r"x.shape: its axes are not known before a call"),
@@ -180,6 +192,9 @@ WRONG: list[tuple[Callable[..., object], str]] = [
     (lambda x: x.chunk(0), r"x.chunk: got 0, wanted how many parts"),
     (lambda x: F.mse_loss(x, x * 2, size_average=False), r"a chain has no size_average= there"),
     (lambda x: torch.rsub(x, 2.0, alpha=0), r"a chain has no alpha= there"),
+    (without_gradients, r"x.abs: under torch.no_grad\(\); of what has no gradient write x.detach"),
+    (scaled_without_gradients, r"mul: under torch.no_grad\(\)"),
+    (lambda x: torch.linalg.norm(x, 1), r"torch's linalg_norm is no operation of a chain"),
     (lambda x: torch.round(x, decimals=0), r"a chain has no decimals= there; it is round"),
     (lambda x: torch.div(x, 2, rounding_mode="floor"), r"a chain has no rounding_mode= there"),
     (lambda x: (lambda a, b: a)(*x), r"an Expr has no parts before a call; of halves"),
