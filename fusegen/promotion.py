@@ -8,7 +8,6 @@ own.
 
 from __future__ import annotations
 
-import inspect
 import math
 import struct
 import traceback
@@ -209,7 +208,8 @@ def run_body(
         found: object = step.definition.function(running, **operands, **attributes)
     except (TypeError, AttributeError, OverflowError) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if f.filename == inspect.getfile(step.definition.function)]
+        code = getattr(step.definition.function, "__code__", None)
+        own = [f for f in frames if code is not None and f.filename == code.co_filename]
         place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
         raise ArgumentError(f"{step.text}: its body does not work here: {error}{place}") from error
     if not isinstance(found, Expr):

@@ -61,8 +61,8 @@ def op(
 ) -> Op | Callable[[Callable[..., Expr]], Op]:
     """Register a function of expressions as an operation under its own name.
 
-    Its first parameter is the value it works on. After it, a parameter annotated Expr, Channel or
-    Trailing is a tensor operand (optional where `= None`), one annotated float, int, bool or
+    Its first parameter is the value it works on. After it, a parameter annotated Expr, Channel,
+    Trailing, Mask or Labels is a tensor operand (optional where `= None`), one annotated float, int, bool or
     Literal an attribute, and `Expr | float` takes both. The arguments are Op's fields. Defining a
     function of the same name again replaces the op.
     """
