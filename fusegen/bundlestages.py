@@ -57,7 +57,7 @@ class Sweep:
     @property
     def counts_places(self) -> bool:
         """Whether places within windows are told apart."""
-        return any(r.kind == "max" or r.has_index for r in self.alone) or (
+        return any(r.kind == "max" or r.indices for r in self.alone) or (
             self.stage.function.reads("position")
         )
 

@@ -8,6 +8,7 @@ from fusegen import ir
 from fusegen.axes import Shape, Value
 from fusegen.errors import ArgumentError
 from fusegen.ops import RUNNING, Chain, Definition, Step
+from fusegen.ops.loss import class_axis
 from fusegen.ops.schema import integers
 from fusegen.windowing import Window, size_of, windows_along
 
@@ -40,7 +41,7 @@ def dims_of(step: Step, running: Shape) -> tuple[int, ...]:
     if step.definition is not None and step.definition.is_loss:
         is_each = dict(step.attributes)["reduction"] == "none"
         has_classes = step.definition.shaping == "class_loss"
-        own = (rank + class_axis(running),) if has_classes else ()
+        own = (rank + class_axis(rank),) if has_classes else ()
         return own if is_each else tuple(range(rank))
     dim = dict(step.attributes)["dim"]
     if dim is None:
@@ -75,11 +76,6 @@ def rearranged(step: Step, definition: Definition, value: Value) -> Value:
         return value.rearranged([i for i in range(rank) if value.shape[i] != 1 or i not in dims])
     is_kept = bool(dict(step.attributes).get("keepdim"))
     return value.rearranged([i for i in range(rank) if is_kept or i not in dims], dims)
-
-
-def class_axis(running: Shape) -> int:
-    """The axis of the classes in a value of this shape, from the end: 1, or its only one."""
-    return 1 - len(running) if len(running) > 1 else -1
 
 
 def holds_labels(chain: Chain, name: str) -> bool:
@@ -190,7 +186,7 @@ def _labelled_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.
         raise ArgumentError(
             f"{step.text}: got a value of shape (), wanted one with classes along axis 1"
         )
-    axis = class_axis(running)
+    axis = class_axis(len(running))
     others = [a for a in range(-len(running), 0) if a != axis]
     wanted = tuple(running[a] for a in others)
     if shape != wanted:

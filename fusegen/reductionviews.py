@@ -87,7 +87,6 @@ class ReductionView:
         self.place = ir.name_of(named[0]) if named else ""
         self.line = f"{ir.name_of(reduction.value) if self.is_plain else self.term}_line"
         self.indices = [reduction.index] if reduction.index is not None else []
-        self.has_index = bool(self.indices)
         self.partials = buffer.name if buffer else ""
         self.extent = buffer.extent if buffer else ()
         # Of merged partials: the groups of which a result has some beside each other.

@@ -150,7 +150,8 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
         x = _cast(x, kwargs["dtype"])
         kwargs = {**kwargs, "dtype": None}
     if name in _OWN:
-        return _OWN[name](x, *others, **{k: v for k, v in kwargs.items() if v is not None})
+        told = {_RENAMED.get(k, k): v for k, v in kwargs.items() if v is not None}
+        return _OWN[name](x, *others, **told)
     if name not in (*OPS, *ALIASES):
         raise ChainError(f"{where} is no operation of a chain; `fusegen ops` lists them")
     op = lookup(name)
@@ -222,7 +223,6 @@ def _largest(name: str) -> Callable[..., Any]:
     def found(x: Expr, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(a, Expr) for a in (*args, *kwargs.values())):
             return lookup(f"{name}imum")(x, *args, **kwargs)
-        kwargs = {_RENAMED.get(word, word): value for word, value in kwargs.items()}
         values = lookup(name)(x, *args, **kwargs)
         if not (args or kwargs):
             return values
@@ -258,8 +258,6 @@ def _spread(name: str) -> Callable[..., Expr]:
             args, kwargs = tuple(dims), {**kwargs, "unbiased": last}
         if (is_unbiased := kwargs.pop("unbiased", None)) is not None:
             kwargs["correction"] = 1 if is_unbiased else 0
-        if "axis" in kwargs:
-            kwargs["dim"] = kwargs.pop("axis")
         return lookup(name)(x, *args, **kwargs)
 
     return found

@@ -121,6 +121,7 @@ def test_it_is_made_of_a_module_and_trains_its_parameters(device):
     inputs = (x, residual, *eager.parameters())
     found = [f(x, residual=residual) for f in (fused, eager)]
     torch.testing.assert_close(*found)
+    # Of three rows, sums in another order and parts that cancel.
     for a, b in zip(*(torch.autograd.grad(f.square().sum(), inputs) for f in found), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     eager.scale = nn.Parameter(torch.ones(16, device=device))  # what it has when it is called

@@ -192,9 +192,13 @@ def cross_entropy(
     return _together(loss, share, target, axes, x, ignore_index, reduction)
 
 
+def class_axis(rank: int) -> int:
+    """The axis of the classes in a value of so many axes, from the end: 1, or its only one."""
+    return 1 - rank if rank > 1 else -1
+
+
 def _classes(x: Expr) -> tuple[int, ...]:
-    """The axis of the classes: 1, or a value's only one."""
-    return x.axes[:2][-1:]
+    return (class_axis(len(x.axes)),)
 
 
 def _weights(weight: Expr | None, target: Expr, axes: tuple[int, ...]) -> Expr:
