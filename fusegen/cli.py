@@ -19,10 +19,10 @@ from fusegen.bench import command as bench_command
 from fusegen.describe import LAYOUTS, Situation, sources
 from fusegen.dsl import parse
 from fusegen.errors import BuildError, CacheError, FusegenError
-from fusegen.explain import H200_GB_PER_S, explain
+from fusegen.explain import explain
 from fusegen.ops import OPS, lookup
 from fusegen.promotion import FLOATING
-from fusegen.target import GPUS, TARGETS, Limits
+from fusegen.target import GPUS, H200_GB_PER_S, TARGETS, Limits
 
 OK, CHECK_FAILED, USER_MISTAKE, CANNOT_BUILD = range(4)
 INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13  # as a shell reports SIGINT and SIGPIPE

@@ -27,6 +27,7 @@ from fusegen.ops import (
     takes,
 )
 from fusegen.ops.schema import gathered, match
+from fusegen.tensorlike import UNSAID
 from fusegen.trace import trace
 
 __all__ = ["chain", "give", "keep", "operand", "parse", "recall", "takes", "trace"]
@@ -139,7 +140,9 @@ class _Text:
         try:
             definition = lookup(function.id)
         except ChainError as error:
-            self.fail(self.at(node), str(error))
+            reason = UNSAID.get(function.id)
+            found = f"no operation is called {function.id!r}: {reason}" if reason else str(error)
+            self.fail(self.at(node), found)
         offsets = [self.at(arg) for arg in args]
         places: dict[int | str | None, int] = dict(enumerate(offsets))
         by_keyword = {}

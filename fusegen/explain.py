@@ -16,9 +16,8 @@ from fusegen.kernel import Entry, Kernel
 from fusegen.ops import Chain
 from fusegen.program import Program
 from fusegen.promotion import FLOATING
+from fusegen.target import H200_GB_PER_S
 from fusegen.traffic import bytes_of, tensors
-
-H200_GB_PER_S = 4290.0
 
 _WHAT = {
     "pointwise": "element by element",

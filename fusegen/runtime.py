@@ -9,9 +9,10 @@ differentiated in their turn.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,10 @@ from fusegen.operators import LIBRARY, recorded
 from fusegen.ops import Chain
 from fusegen.plan import remember
 from fusegen.reference import run_eagerly
-from fusegen.target import H200
+from fusegen.target import H200, H200_GB_PER_S
+
+if TYPE_CHECKING:
+    from fusegen.describe import Situation
 
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
@@ -275,24 +279,35 @@ class Fused:
         or an H200 where there is none. Where the chain is in segments, there is a module for each,
         one after the other.
         """
-        # Here, because a call needs neither: both print text.
-        from fusegen.describe import Situation, sources
+        # Here, because a call needs no text.
+        from fusegen.describe import sources
 
-        if operands is not None and not isinstance(operands, Mapping):
-            raise ArgumentError(f"operands: got a {type(operands).__name__}, wanted shapes by name")
-        if not isinstance(gaps, list | tuple) or not all(isinstance(name, str) for name in gaps):
-            raise ArgumentError(f"gaps: got {gaps!r}, wanted a list of names")
-        has_gpu = torch.cuda.is_available()
-        situation = Situation(
-            None if shape is None else _sizes("shape", shape),
-            {name: _sizes(f"operands[{name!r}]", s) for name, s in dict(operands or {}).items()},
-            dtype if isinstance(dtype, str) else dtype_name(dtype),
-            layout,
-            limits_here() if has_gpu else H200,
-            tuple(gaps),
-        )
-        chosen = target or ("cuda" if has_gpu else "cpp")
+        chosen, situation = _situation(target, dtype, shape, operands, layout, gaps)
         return "\n".join(s.text for s in sources(self.chain, chosen, situation, grad=grad))
+
+    def explain(
+        self,
+        target: str | None = None,
+        dtype: str | torch.dtype = "float32",
+        *,
+        shape: Sequence[int] | None = None,
+        operands: Mapping[str, Sequence[int]] | None = None,
+        layout: str = "contiguous",
+        bandwidth: float = H200_GB_PER_S,
+    ) -> str:
+        """The kernels that a call launches, forward and backward: the steps that each holds, the
+        bytes that it reads and writes, what is saved, and why the chain is cut where it is.
+
+        As `fusegen explain` prints it. The arguments are those of `source`; bandwidth is in GB/s,
+        for the limits in microseconds: a copy's on an H200 unless given.
+        """
+        # Here, because a call needs no text.
+        from fusegen.explain import explain
+
+        if not isinstance(bandwidth, int | float) or not 0 < bandwidth < math.inf:
+            raise ArgumentError(f"bandwidth: got {bandwidth!r}, wanted GB/s above 0, such as 4290")
+        chosen, situation = _situation(target, dtype, shape, operands, layout)
+        return explain(self.chain, chosen, situation, bandwidth)
 
     def __repr__(self) -> str:
         return f"fusegen.compile({self.chain.text!r})"
@@ -302,6 +317,34 @@ class Fused:
 
     def __deepcopy__(self, memo: object) -> Fused:
         return self  # it holds no state but caches
+
+
+def _situation(
+    target: str | None,
+    dtype: str | torch.dtype,
+    shape: Sequence[int] | None,
+    operands: Mapping[str, Sequence[int]] | None,
+    layout: str,
+    gaps: Sequence[str] = (),
+) -> tuple[str, Situation]:
+    """The target, and what a chain is called with there, from what a caller gave."""
+    # Here, because a call needs no text.
+    from fusegen.describe import Situation
+
+    if operands is not None and not isinstance(operands, Mapping):
+        raise ArgumentError(f"operands: got a {type(operands).__name__}, wanted shapes by name")
+    if not isinstance(gaps, list | tuple) or not all(isinstance(name, str) for name in gaps):
+        raise ArgumentError(f"gaps: got {gaps!r}, wanted a list of names")
+    has_gpu = torch.cuda.is_available()
+    situation = Situation(
+        None if shape is None else _sizes("shape", shape),
+        {name: _sizes(f"operands[{name!r}]", s) for name, s in dict(operands or {}).items()},
+        dtype if isinstance(dtype, str) else dtype_name(dtype),
+        layout,
+        limits_here() if has_gpu else H200,
+        tuple(gaps),
+    )
+    return target or ("cuda" if has_gpu else "cpp"), situation
 
 
 def _sizes(what: str, given: Sequence[int]) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ argument that is no tensor of its own for `__torch_function__`; nothing here imp
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,6 +52,18 @@ _UNKNOWN: Mapping[str, str] = {
         "no step does it; compile what stands before and behind it as chains of their own",
     ),
     "split": "it needs the size of what is split; of equal parts write x.chunk(2, dim)",
+}
+# What to write in a chain's text for what only a function can say, or nothing can.
+UNSAID: Mapping[str, str] = {
+    **_UNKNOWN,
+    "glu": "write a function, def f(x): return F.glu(x, dim); of the last axis it is unflatten(-1, "
+    "(2, -1)) | keep(y) | select(-2, 1) | sigmoid | keep(gate) | recall(y) | select(-2, 0) | "
+    "mul(gate)",
+    "chunk": "its parts are unflatten(-1, (2, -1)) | select(-2, 0), and select(-2, 1)",
+    "split": "of equal parts, one is unflatten(-1, (2, -1)) | select(-2, 0)",
+    "clamp_min": "write clamp(min)",
+    "clamp_max": "write clamp(max=max)",
+    **{name: f"write to('{dtype}')" for name, dtype in _TYPES.items()},
 }
 
 
@@ -292,9 +303,6 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "norm": _norm,
     "var": _spread("var"),
     "std": _spread("std"),
-    "isnan": lambda x: ir.primitive("ne", x, x),
-    "isinf": lambda x: ir.primitive("eq", ir.primitive("abs", x), math.inf),
-    "isfinite": lambda x: ir.primitive("lt", ir.primitive("abs", x), math.inf),
     "contiguous": _itself,
     "clone": _itself,
     **{name: partial(_cast, dtype=dtype) for name, dtype in _TYPES.items()},

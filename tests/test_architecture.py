@@ -208,7 +208,7 @@ def late_import_complaints(stage: str, text: str) -> list[str]:
             or imported_stage(module, name) in NEED_TORCH
             or (stage == "__init__" and imported_stage(module, name) is not None)
             # What prints text costs 100 ms, which a call that loads from the cache does not need.
-            or imported_stage(module, name) in ("emission", "describe")
+            or imported_stage(module, name) in ("emission", "describe", "explain")
         )
         explained = any("#" in line for line in lines[max(node.lineno - 2, 0) : node.end_lineno])
         if stage not in MAY_IMPORT_LATE:

@@ -316,9 +316,17 @@ def test_a_mistake_changes_nothing():
     ],
 )
 def test_sizes_that_a_source_is_asked_for_are_checked(given, message):
-    with pytest.raises(ArgumentError) as caught:
-        fusegen.compile("add(p)").source("cpp", **given)
-    assert message in str(caught.value)
+    fused = fusegen.compile("add(p)")
+    for told in (fused.source, fused.explain):
+        with pytest.raises(ArgumentError) as caught:
+            told("cpp", **given)
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [0, -1.0, "fast", float("inf"), float("nan")])
+def test_the_bandwidth_that_limits_are_for_is_checked(given):
+    with pytest.raises(ArgumentError, match=r"bandwidth: got .*, wanted GB/s above 0"):
+        fusegen.compile("relu").explain("cpp", bandwidth=given)
 
 
 def test_what_is_no_operation_is_told():

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import fusegen
 from fusegen.cli import main
 from fusegen.describe import Situation
 from fusegen.dsl import chain
@@ -30,6 +31,14 @@ def test_a_chain_of_pointwise_steps_is_one_kernel_with_its_bytes() -> None:
     assert "writes out 1.05 MB" in forward
     assert "keeps  x 1.05 MB, bias 256 B" in forward
     assert "recomputes in the backward: leaky_relu(0.2) | add_channel(bias) | clamp(-1, 1)" in text
+
+
+def test_a_compiled_chain_tells_what_the_command_tells(capsys) -> None:
+    assert main(["explain", A, "--shape", "8,64,16,32", "--dtype", "bfloat16"]) == 0
+    found = fusegen.compile(A).explain("cuda", "bfloat16", shape=SHAPE)
+    assert found == capsys.readouterr().out.rstrip("\n")
+    given = fusegen.compile("add(p)").explain("cpp", shape=SHAPE, operands={"p": (64, 1, 1)})
+    assert "reads  x 1.05 MB, p_operand 256 B" in given
 
 
 def test_limits_are_bytes_over_bandwidth() -> None:

@@ -17,12 +17,14 @@ POSITIVE = ("acosh", "log", "log2", "log10", "sqrt", "rsqrt", "pow", "rpow")
 WITHIN_ONE = ("asin", "acos", "atanh")
 # Axes that a matrix has not.
 TALLER = ("group_norm", "instance_norm")
+# What has no derivative.
+FLAT = ("quantize", "detach", "argmax", "argmin", "isnan", "isinf", "isfinite")
 EXAMPLES = [
     (example, name)
     for name, op in OPS.items()
     for example in op.examples
     if op.window_axes == 0
-    and name not in (*ir.COMPARISONS, *ir.CONNECTIVES, "quantize", "detach", "argmax", "argmin")
+    and name not in (*ir.COMPARISONS, *ir.CONNECTIVES, *FLAT)
     and name != "to"  # rounds to what it is told, which no double precision reference can follow
     and name not in TALLER
     and op.shaping != "class_loss"  # of labels: test_losses has them

@@ -1,4 +1,4 @@
-"""Operations on masks, which are tensors of bool."""
+"""Operations on masks, which are tensors of bool, and those that find them."""
 
 from __future__ import annotations
 
@@ -21,3 +21,21 @@ def _filled(x: Any, mask: Any, value: Any) -> Any:
 def masked_fill(x: Expr, mask: Mask, value: Expr | float) -> Expr:
     """x, but value where mask, a bool tensor, is true."""
     return primitive("where", mask, value, x)
+
+
+@op(reference="torch.isnan", ulp=0)
+def isnan(x: Expr) -> Expr:
+    """Whether x is NaN."""
+    return primitive("ne", x, x)
+
+
+@op(reference="torch.isinf", ulp=0)
+def isinf(x: Expr) -> Expr:
+    """Whether x is an infinity."""
+    return primitive("eq", primitive("abs", x), math.inf)
+
+
+@op(reference="torch.isfinite", ulp=0)
+def isfinite(x: Expr) -> Expr:
+    """Whether x is neither NaN nor an infinity."""
+    return primitive("lt", primitive("abs", x), math.inf)
