@@ -75,6 +75,7 @@ def emit(
         "leaves_columns": any(k.leaves_columns for k in by_rows)
         or any(k.leaves_columns for k in by_bundles)
         or any(k.leaves_columns for k in by_windows),
+        "leaves_totals": any(k.totals for k in by_rows),
         "stores_sums": any(k.sums and k.kept for k in by_rows if k.family == "row"),
         "merges_within": any(s.within for k in by_lines if k.family == "finalise" for s in k.sums),
         "merges_beside": any(k.is_shifted and k.sums for k in by_rows)

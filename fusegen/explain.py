@@ -84,8 +84,8 @@ def _program(module: Module, program: Program, bandwidth: float) -> tuple[list[s
             lines.append(f"    holds  {' | '.join(steps)}")
         lines.append(f"    reads  {_listed(read)}")
         lines.append(f"    writes {_listed(written)}")
-        if sums := (*kernel.sums, *kernel.stretches):
-            lines.append(f"    sums   {', '.join(b.name for _, b in sums)}, small")
+        if kernel.left:
+            lines.append(f"    sums   {', '.join(b.name for _, b in kernel.left)}, small")
     if program.name == "forward":
         lines += _saved(module, program, entry)
     return lines, total
@@ -114,7 +114,7 @@ def _steps(kernel: Kernel) -> list[str]:
     roots += [value for pairs in kernel.held for _, value in pairs]
     roots += [value for *_, value in kernel.ends]
     if kernel.family != "finalise":  # whose terms another kernel has computed
-        roots += [r.value for r, _ in (*kernel.sums, *kernel.stretches)]
+        roots += [r.value for r, _ in kernel.left]
     own = {leaf for r in reductions for _, leaf in r.results}
     inside = {n for n in ir.topological(roots) if n.op not in ("input", "const")} | own
     return list(dict.fromkeys(m.comment for m in kernel.marks if m.node in inside))

@@ -102,6 +102,8 @@ class Kernel:
     placed: tuple[int, ...] = ()
     lead: int | None = None
     stretches: tuple[tuple[Reduction, Buffer], ...] = ()
+    # Of strided rows: sums over all of them of what each has once; a partial of each block.
+    totals: tuple[tuple[Reduction, Buffer], ...] = ()
     # (store, leaf, what an element becomes of its windows' shares, for whose sum leaf stands)
     ends: tuple[tuple[str, Expr, Expr], ...] = ()
     # In a bundle kernel: the groups of its rows and windows that each stage goes through.
@@ -116,6 +118,11 @@ class Kernel:
     def buffers(self) -> list[Buffer]:
         """What it reads and writes, but for partials."""
         return [*(b for _, b in self.inputs), *(b for b, _ in self.stores)]
+
+    @property
+    def left(self) -> tuple[tuple[Reduction, Buffer], ...]:
+        """What goes to partials."""
+        return (*self.sums, *self.stretches, *self.totals)
 
     @property
     def has_gaps(self) -> bool:

@@ -28,7 +28,7 @@ def rewritten(
     the nodes that stay nodes of their own.
     """
     reductions = [r for stage in kernel.stages for r in stage]
-    reductions += [r for r, _ in (*kernel.sums, *kernel.stretches)]
+    reductions += [r for r, _ in kernel.left]
     roots = [expr for _, expr in kernel.stores]
     roots += [e for r in reductions for e in (r.value, r.index) if e is not None]
     roots += [value for pairs in kernel.held for _, value in pairs]
@@ -44,6 +44,7 @@ def rewritten(
         stages=tuple(tuple(map(again, stage)) for stage in kernel.stages),
         sums=tuple((again(r), buffer) for r, buffer in kernel.sums),
         stretches=tuple((again(r), buffer) for r, buffer in kernel.stretches),
+        totals=tuple((again(r), buffer) for r, buffer in kernel.totals),
         marks=remarked(kernel.marks, new),
         held=tuple(tuple((leaf, new[v]) for leaf, v in pairs) for pairs in kernel.held),
         ends=tuple((name, leaf, new[value]) for name, leaf, value in kernel.ends),

@@ -64,6 +64,11 @@ def rowwise_kernel(
     def is_stretch(node: Expr) -> bool:
         return lead is not None and _is_stretch_sum(node, domain, axes, lead)
 
+    def is_total(node: Expr) -> bool:
+        """Whether it sums over all rows what each of them has once."""
+        (value,) = node.args
+        return ir.reduction(node) == ("sum", rest) and value.extent == rest and is_local(value)
+
     is_long = tier is not None and tier.has_long_stretches
     whole = [r for r in reduces if is_local(r.args[0]) and not (is_long and is_stretch(r))]
     state.resolve(_rows_first(whole, domain, axes))
@@ -88,15 +93,20 @@ def rowwise_kernel(
             stretches += more
             state.resolve(known)
     below = reduces_below(state.pending.values())
+    is_apt = family == "column" and tier is not None and left is None and not kept
+    totals, known = partials(state, [r for r in below if is_apt and is_total(r)], ())
+    state.resolve(known)
+    below = reduces_below(state.pending.values())
     results = [r for r in below if r.extent == rest and is_local(r)]
     summed = [r.value for r, _ in (*mine, *stretches)]
-    roots = [*summed, *chosen.values(), *results]
+    roots = [*summed, *chosen.values(), *(r.value for r, _ in totals), *results]
     if not roots:
         return
     stages, leaf_of, values = staged(state, roots)
     stages = _alike_together(stages)
-    values = values[: len(summed) + len(chosen)]
-    levels = [_level_of(v, stages) for v in values[: len(summed)]] + [len(stages)] * len(chosen)
+    values = values[: len(roots) - len(results)]
+    late = [len(stages)] * (len(values) - len(summed))
+    levels = [_level_of(v, stages) for v in values[: len(summed)]] + late
     marks = state.marks_over(leaf_of)
     in_place: dict[Expr, Expr] | None = None
     terms = [r.value for stage in stages for r in stage]
@@ -135,7 +145,9 @@ def rowwise_kernel(
         for (r, b), value in zip((*mine, *stretches), values, strict=False)
     ]
     sums, stretches = accumulated[: len(mine)], accumulated[len(mine) :]
-    outputs = values[len(summed) :]
+    outputs = values[len(summed) : len(values) - len(totals)]
+    terms = values[len(values) - len(totals) :]
+    totals = tuple((replace(r, value=v), b) for (r, b), v in zip(totals, terms, strict=True))
     stores = [(state.output(n, e), e) for n, e in zip(chosen, outputs, strict=True)]
     stored = {expr: buffer for buffer, expr in stores if buffer.dtype == state.sum_dtype}
     known = {node: leaf_of[node] for node in results}
@@ -171,11 +183,14 @@ def rowwise_kernel(
             placed=tuple(levels[: len(summed)]),
             lead=lead,
             stretches=tuple(stretches),
+            totals=totals,
             in_place=tuple((in_place or {}).items()),
         )
     )
     if sums:
         finalise(state, summed_by, tuple(sums), summed_by)
+    if totals:
+        finalise(state, (), totals, ())
     for extent in dict.fromkeys(b.extent for _, b in stretches):
         alike = tuple((r, b) for r, b in stretches if b.extent == extent)
         assert lead is not None

@@ -343,19 +343,19 @@ _SPOKEN_FOR = """
     fold folded follow found from from_element from_inner from_middle from_outer further gap given
     guard half head here high home i index inner inverse inverse_length is_beside is_edge is_here
     is_it is_live is_low j join kept kernel lane lanes lanes_for larger largest last launch least
-    leave leave_sums left left_of length lengths line lines load load_again load_anywhere
-    load_around load_singly load_some low lower lowest magnitude may_cross meeting merge
-    merge_beside merge_columns merge_moments merge_numbers merge_slots merge_tree merge_trees
+    leave leave_sums leave_total left left_of length lengths line lines load load_again
+    load_anywhere load_around load_singly load_some low lower lowest magnitude may_cross meeting
+    merge merge_beside merge_columns merge_moments merge_numbers merge_slots merge_tree merge_trees
     methods mine minimum mixed moments moments_about more most most_beside most_bytes move n narrow
     narrow_bounded_div narrow_div narrow_expm1 narrow_log1p narrow_pow narrow_sigmoid narrow_sqrt
     narrow_tanh needed next normal number offset oldest on_each order other out outer output outside
-    own p pack packs pad padded pair part partials parts passing past pick picked piece piece_length
-    pieces pieces_of pitch place places polynomial position position_of_best power power_of_two
-    previous q r rank ratio reach resident_blocks rest result results room root rounded rounded_to
-    row row_block row_cells rows rows_of_block rows_together rr run scratch seed send send_all
-    send_around send_off send_own send_packs send_row send_rows send_tile settle share shared
-    shared_bytes shares shift side sides sigmoid sign size size_of sizes slot slot_before slots
-    slots_of slots_of_rows special split squares start step stepped stepped_on store store_all
+    own p pack packs pad padded pair part partial partials parts passing past pick picked piece
+    piece_length pieces pieces_of pitch place places polynomial position position_of_best power
+    power_of_two previous q r rank ratio reach resident_blocks rest result results room root rounded
+    rounded_to row row_block row_cells rows rows_of_block rows_together rr run scratch seed send
+    send_all send_around send_off send_own send_packs send_row send_rows send_tile settle share
+    shared shared_bytes shares shift side sides sigmoid sign size size_of sizes slot slot_before
+    slots slots_of slots_of_rows special split squares start step stepped stepped_on store store_all
     store_anywhere store_some stored stream stretch stretch_length stride strip strip_width strips
     subnormal sum sum_of sum_of_warps sums t tail take taken target task tasks tensor term theirs
     then thread threads tile to together top total tt turn turns type uniform unmerged used usual

@@ -36,15 +36,15 @@ class KernelView(Indexing):
         self.compute = entry.compute
         self.name, self.family = kernel.name, kernel.family
         self.domain, self.reduced, self.kept = kernel.domain, kernel.reduced, kernel.kept
-        self.marks = kernel.marks
-        self.entry_name = entry.name
-        self.sizes_type = entry.sizes_type
+        self.entry_name, self.sizes_type = entry.name, entry.sizes_type
         self.sums = [ReductionView(r, b, self) for r, b in kernel.sums]
         self.stretches = [ReductionView(r, b, self) for r, b in kernel.stretches]
-        self.left = self.sums + self.stretches  # what goes to partials
+        self.totals = [ReductionView(r, b, self) for r, b in kernel.totals]
+        self.left = self.sums + self.stretches + self.totals  # what goes to partials
         self.stages = [self._stage(i, stage) for i, stage in enumerate(kernel.stages)]
         self.reductions = [r for s in self.stages for r in s.reductions] + self.left
         ends = [(f"{name}_finished", value) for name, _, value in kernel.ends]
+        ends += [term for s in self.totals for term in s.terms]
         results = [*((b.name, expr) for b, expr in kernel.stores), *ends]
         self.last_sums, self.last_stretches = last = self._sums_at(len(kernel.stages))
         results += [t for part in last for s in part if not s.is_plain for t in s.terms]
@@ -68,7 +68,7 @@ class KernelView(Indexing):
 
     def _function(self, stem: str, results: Sequence[tuple[str, ir.Expr]]) -> ElementFunction:
         name = f"{self.name}_{stem}"
-        spelling = (self.target, self.compute, self.marks, self.grouping.names)
+        spelling = (self.target, self.compute, self.kernel.marks, self.grouping.names)
         if not self.varying or stem == "row_values":
             return element_function(name, results, *spelling)
         return found_once(name, results, self.varying, self._names, *spelling)
@@ -127,7 +127,8 @@ class KernelView(Indexing):
         if self.family == "finalise":
             return [], []
         placed = self.kernel.placed or (len(self.kernel.stages),) * len(self.sums)
-        known = [s for s, at in zip(self.left, placed, strict=True) if at == level]
+        pairs = zip(self.sums + self.stretches, placed, strict=True)
+        known = [s for s, at in pairs if at == level]
         return [s for s in known if s in self.sums], [s for s in known if s in self.stretches]
 
     # What stands in the parameter list.

@@ -80,6 +80,13 @@ CASES = [
     ("cross_entropy(t)", (3, 16, 6, 8), [(3, 6, 8)], _LAST_NARROW, "row"),
     ("cross_entropy(t, w, label_smoothing=0.1)", (40, 100), [(40,), (100,)], {}, "row"),
     ("cross_entropy(t, w)", (2, 8, 5, 6), [(2, 5, 6), (8,)], {}, "column"),
+    # What strided rows have once, added up on the way: by threads alone, several, and beside sums.
+    ("keep(y) | softmax(1) | mul(y) | mean", (7, 6, 9, 10), [], {"processors": 2}, "column"),
+    ("add_channel(b) | softmax(1) | mul(s)", (5, 8, 8, 8), [(8,), ()], {}, "column"),
+    ("add_channel(b) | softmax(1) | mul(s)", (3, 96, 7, 8), [(96,), (1,)], _IN_16, "column"),
+    ("sum(1) | tanh | mean", (3, 200, 6, 8), [], {"dtype": "float64"}, "column"),
+    ("layernorm(v, axis=1) | gelu | norm(dim=1) | mean", (2, 70, 9, 11), [(70,)], {}, "column"),
+    ("logsumexp(1) | keep(z) | square | mean | mul(z)", (3, 700, 5, 8), [], {}, "column"),
     ("add_channel(b) | gelu | cross_entropy(t)", (40, 96), [(96,), (40,)], {}, "row"),
     ("log_softmax(1) | nll_loss(t)", (40, 96), [(40,)], {}, "row"),
     ("masked_fill(m, -1) | layernorm", (33, 21), [(33, 21)], {}, "row"),

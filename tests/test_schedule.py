@@ -139,19 +139,33 @@ def test_what_is_spread_over_other_axes_is_found_by_the_rows_it_is_of(target):
     assert found[0] == ["row", "pointwise"]
 
 
-@pytest.mark.parametrize(
-    ("text", "x", "family"),
-    [
-        ("log_softmax(1) | mul(t) | sum(1) | mean", (4, 19, 8, 16), "column"),
-        ("log_softmax(-1) | mul(t) | sum(-1) | mean", (512, 100), "row"),
-    ],
-)
-def test_of_rows_that_are_reduced_further_one_number_each_is_left(text, x, family):
+def test_of_rows_that_are_reduced_further_one_number_each_is_left():
     """The loss of each row, and not the sums that it is made of."""
+    text, x = "log_softmax(-1) | mul(t) | sum(-1) | mean", (512, 100)
     ahead, _ = entries(text, x=x, t=x, target="cuda", dtype="bfloat16")
     first = ahead.kernels[0]
-    assert first.family == family
+    assert first.family == "row"
     assert [b.name for b, _ in first.stores if not b.name.startswith("saved")] == ["common_scratch"]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("log_softmax(1) | mul(t) | sum(1) | mean", 1),
+        ("keep(y) | softmax(1) | mul(y) | mean", 1),
+        ("sum(1) | keep(s) | square | mean | mul(s)", 1),
+        ("sum(1) | keep(s) | mean | keep(m) | recall(s) | square | mean | add(m)", 2),
+    ],
+)
+def test_what_strided_rows_have_once_is_added_up_on_the_way(text, count):
+    given = {"t": (4, 19, 8, 16)} if "(t)" in text else {}
+    first, second, *_ = entries(text, x=(4, 19, 8, 16), target="cuda", **given)[0].kernels
+    assert (first.family, second.family) == ("column", "finalise")
+    assert [r.kind for r, _ in first.totals] == ["sum"] * count
+    assert [b for _, b in first.totals] == [b for _, b in second.sums]
+    # A processor adds up what its cache has.
+    (none, *_) = entries(text, x=(4, 19, 8, 16), target="cpp", **given)[0].kernels
+    assert not none.totals
 
 
 def test_what_is_reduced_in_the_same_way_is_merged_at_once():

@@ -155,32 +155,6 @@ __device__ __forceinline__ void merge_trees(unsigned char* memory, Accumulators&
 }
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <typename Accumulator>
-__device__ __forceinline__ Accumulator across(const Accumulator& mine, int bit) {
-  static_assert(sizeof(Accumulator) % 4 == 0);
-  Accumulator other = mine;
-  auto* const words = reinterpret_cast<unsigned int*>(&other);
-#pragma unroll
-  for (int word = 0; word < sizeof(Accumulator) / 4; ++word) words[word] = __shfl_xor_sync(0xffffffffu,
-      words[word], bit);
-  return other;
-}
-
-// The accumulators of a row's lanes merged for the first of them, in a fixed order: over its warps, then within the first.
-// A row has a power of two of lanes.
-template <typename Accumulator>
-__device__ __forceinline__ void merge_tree(Accumulator& mine, int lane, int lanes, void* memory) {
-  if (lanes > 32) {
-    Accumulator* const cells = static_cast<Accumulator*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
-    *cells = mine;
-    __syncthreads();
-    if (lane >= 32) return;
-    for (int other = 32; other < lanes; other += 32) mine.merge(cells[other]);
-  }
-  for (int bit = min(lanes, 32) / 2; bit > 0; bit /= 2) mine.merge(across(mine, bit));
-}
-
-// The accumulator of the thread whose number in the warp differs in one bit.
 template <template <typename> class Kind, typename T>
 __device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
   return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
@@ -196,6 +170,22 @@ __device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
 [[maybe_unused]] __device__ __forceinline__ double again(double x) {
   asm volatile("" : "+d"(x));
   return x;
+}
+
+// What the threads of a block, which are whole warps, have of one sum, merged in a fixed tree, and left by the first.
+template <typename T>
+__device__ __forceinline__ void leave_total(Sum<T> mine, Sum<T>* partial) {
+  __shared__ Sum<T> cells[32];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, warps = blockDim.x * blockDim.y / 32;
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) mine.merge(exchange(mine, bit));
+  if (thread % 32 == 0) cells[thread / 32] = mine;
+  __syncthreads();
+  if (thread == 0) {
+    for (int other = 1; other < warps; ++other) mine.merge(cells[other]);
+    *partial = mine;
+  }
+  __syncthreads();
 }
 
 // The kernel before this one in the stream is done, and what it wrote is there.
@@ -214,24 +204,24 @@ __device__ __forceinline__ void forward_column_stage_1(const float x, float& pea
 }
 
 __device__ __forceinline__ void forward_column_stage_2(const float x, const float peak,
-    const int position_along, const int target_operand, float& total_2_term, float& total_term) {
-  total_2_term = exp2_flushed((x - peak) * 1.44269502f);
-  total_term = position_along == target_operand ? x : 0.0f;
+    const int position_along, const int target_operand, float& total_4_term, float& total_3_term) {
+  total_4_term = exp2_flushed((x - peak) * 1.44269502f);
+  total_3_term = position_along == target_operand ? x : 0.0f;
 }
 
 __device__ __forceinline__ void forward_column_row_values(const int target_operand,
-    const float count_of_middle, const float total_2, const float total, const float peak,
-    float& common_scratch, float& common_2_scratch) {
+    const float count_of_middle, const float total_4, const float total_3, const float peak,
+    float& total_term, float& total_2_term) {
   const bool is_equal = target_operand == -100.0f;
-  const float chosen = target_operand >= 0.0f && target_operand < count_of_middle ? logf(total_2) - (total - peak) : NAN;
-  common_scratch = is_equal ? 0.0f : chosen;
-  common_2_scratch = is_equal ? 0.0f : 1.0f;
+  const float chosen = target_operand >= 0.0f && target_operand < count_of_middle ? logf(total_4) - (total_3 - peak) : NAN;
+  total_term = is_equal ? 0.0f : chosen;
+  total_2_term = is_equal ? 0.0f : 1.0f;
 }
 
-// Reads x, position_along by (middle), target_operand by (outer, inner); writes common_scratch, common_2_scratch.
+// Reads x, position_along by (middle), target_operand by (outer, inner); leaves partials of total, total_2.
 __global__ void __launch_bounds__(128, 4)
 forward_column(const float* __restrict__ x, const int64_t* __restrict__ target_operand,
-    float* __restrict__ common_scratch, float* __restrict__ common_2_scratch, ForwardSizes sizes,
+    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, ForwardSizes sizes,
     Size across, Index tiles) {
   const float count_of_middle_value = static_cast<float>(sizes.middle.value);
   const Positions<int32_t> position_along{};
@@ -239,6 +229,8 @@ forward_column(const float* __restrict__ x, const int64_t* __restrict__ target_o
   const Index length = kPacks, behind = sizes.inner.value;
   // Rows lie beside each other in packs, of which across.value have all before the axis in common.
   const Index packs = sizes.outer.value * across.value;
+  Sum<float> total_sum;
+  Sum<float> total_2_sum;
   for (Index tile = blockIdx.x * blockDim.y + threadIdx.y; tile < tiles; tile += gridDim.x * blockDim.y) {
     const Index place = tile * blockDim.x + threadIdx.x, pack = min(place, packs - 1);
     const Index above = divide(pack, across), beside = (pack - above * across.value) * kLanes;
@@ -287,228 +279,75 @@ forward_column(const float* __restrict__ x, const int64_t* __restrict__ target_o
         const float x_value = again(widen(x_in[p], lane));
         const int target_operand_value = target_operand_here[lane];
         const int position_along_value = widen(position_along[middle]);
-        float total_2_term_value;
-        float total_term_value;
+        float total_4_term_value;
+        float total_3_term_value;
         forward_column_stage_2(x_value, peak_value, position_along_value, target_operand_value,
-            total_2_term_value, total_term_value);
-        sums_2[0][lane].add_if(is_here, total_2_term_value);
-        sums_2[1][lane].add_if(is_here, total_term_value);
+            total_4_term_value, total_3_term_value);
+        sums_2[0][lane].add_if(is_here, total_4_term_value);
+        sums_2[1][lane].add_if(is_here, total_3_term_value);
       }
     }
     {
-      Pack<float, kLanes> common_scratch_out;
-      Pack<float, kLanes> common_2_scratch_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float peak_value = peaks_1[0][lane].best;
-        const float total_2_value = sums_2[0][lane].total;
-        const float total_value = sums_2[1][lane].total;
+        const float total_4_value = sums_2[0][lane].total;
+        const float total_3_value = sums_2[1][lane].total;
         const int target_operand_value = target_operand_here[lane];
-        float common_scratch_value;
-        float common_2_scratch_value;
-        forward_column_row_values(target_operand_value, count_of_middle_value, total_2_value, total_value,
-            peak_value, common_scratch_value, common_2_scratch_value);
-        common_scratch_out.at[lane] = narrow<float>(common_scratch_value);
-        common_2_scratch_out.at[lane] = narrow<float>(common_2_scratch_value);
+        float total_term_value;
+        float total_2_term_value;
+        forward_column_row_values(target_operand_value, count_of_middle_value, total_4_value, total_3_value,
+            peak_value, total_term_value, total_2_term_value);
+        total_sum.add(total_term_value);
+        total_2_sum.add(total_2_term_value);
       }
-      const Index inner = beside;
-      store(common_scratch + ((outer) * sizes.inner.value + inner), common_scratch_out);
-      store(common_2_scratch + ((outer) * sizes.inner.value + inner), common_2_scratch_out);
     }
   }
+  leave_total(total_sum, total_partials + blockIdx.x);
+  leave_total(total_2_sum, total_2_partials + blockIdx.x);
 }
 
-__device__ __forceinline__ void forward_inner_values(const float common, const float common_2,
-    float& total_3_term, float& total_4_term) {
-  total_3_term = common;
-  total_4_term = common_2;
-}
-
-// Reads common, common_2; leaves partials of total_3, total_4.
-__global__ void __launch_bounds__(128)
-forward_inner(const float* common, const float* common_2, Sum<float>* __restrict__ total_3_partials,
-    Sum<float>* __restrict__ total_4_partials, ForwardSizes sizes, Index rows, Index pieces,
-    Index piece_length) {
-  wait_for_kernel_before();
-  constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[128 * 4];
-  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = task < rows * pieces;
-  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
-  const Index outer = row;
-  Sum<float> total_3_sum;
-  Sum<float> total_4_sum;
-  const auto take = [&](Index inner, float common_value, float common_2_value) {
-    float total_3_term_value;
-    float total_4_term_value;
-    forward_inner_values(common_value, common_2_value, total_3_term_value, total_4_term_value);
-    total_3_sum.add(total_3_term_value);
-    total_4_sum.add(total_4_term_value);
-  };
-  if (is_live) {
-    const Index length = sizes.inner.value, base = row * length;
-    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
-    // Packs start at multiples of their size; what stands before and behind them goes one by one.
-    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
-    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
-    if (threadIdx.x < (head - begin) + (end - tail)) {
-      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      const Index inner = i - base;
-      take(inner, widen(common[i]), widen(common_2[i]));
-    }
-    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
-      // Added up a turn at a time: a sum that runs through all of them would lose digits.
-      const Sum<float> total_3_mine = total_3_sum;
-      total_3_sum = Sum<float>();
-      // Added up a turn at a time: a sum that runs through all of them would lose digits.
-      const Sum<float> total_4_mine = total_4_sum;
-      total_4_sum = Sum<float>();
-      Pack<float, kLanes> common_in[kPacks];
-      Pack<float, kLanes> common_2_in[kPacks];
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        common_in[p] = load<kLanes>(common + i);
-        common_2_in[p] = load<kLanes>(common_2 + i);
-      }
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          take(i + lane - base, widen(common_in[p], lane), widen(common_2_in[p], lane));
-        }
-      }
-      total_3_sum.merge(total_3_mine);
-      total_4_sum.merge(total_4_mine);
-    }
-  }
-  merge_tree(total_3_sum, threadIdx.x, blockDim.x, shared);
-  __syncthreads();
-  merge_tree(total_4_sum, threadIdx.x, blockDim.x, shared);
-  if (is_live && threadIdx.x == 0) {
-    total_3_partials[(0) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_3_sum;
-    total_4_partials[(0) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_4_sum;
-  }
-}
-
-// The same for short rows: a block takes several.
-__global__ void __launch_bounds__(128)
-forward_inner_joined(const float* common, const float* common_2, Sum<float>* __restrict__ total_3_partials,
-    Sum<float>* __restrict__ total_4_partials, ForwardSizes sizes, Index rows, Index pieces,
-    Index piece_length, Index each) {
-  wait_for_kernel_before();
-  constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[128 * 4];
-  const Index task = blockIdx.x, above = task / pieces, piece = task % pieces;
-  const Index alike = sizes.outer.value, shares = (alike + each - 1) / each, kept = above / shares,
-      share = above % shares;
-  Sum<float> total_3_sum;
-  Sum<float> total_4_sum;
-  const Index past = min((share + 1) * each, alike);
-  for (Index passing = share * each + threadIdx.y; passing < past; passing += blockDim.y) {
-    const Index outer = passing;
-    const Index row = outer;
-    const auto take = [&](Index inner, float common_value, float common_2_value) {
-      float total_3_term_value;
-      float total_4_term_value;
-      forward_inner_values(common_value, common_2_value, total_3_term_value, total_4_term_value);
-      total_3_sum.add(total_3_term_value);
-      total_4_sum.add(total_4_term_value);
-    };
-    const Index length = sizes.inner.value, base = row * length;
-    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
-    // Packs start at multiples of their size; what stands before and behind them goes one by one.
-    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
-    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
-    if (threadIdx.x < (head - begin) + (end - tail)) {
-      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      const Index inner = i - base;
-      take(inner, widen(common[i]), widen(common_2[i]));
-    }
-    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
-      // Added up a turn at a time: a sum that runs through all of them would lose digits.
-      const Sum<float> total_3_mine = total_3_sum;
-      total_3_sum = Sum<float>();
-      // Added up a turn at a time: a sum that runs through all of them would lose digits.
-      const Sum<float> total_4_mine = total_4_sum;
-      total_4_sum = Sum<float>();
-      Pack<float, kLanes> common_in[kPacks];
-      Pack<float, kLanes> common_2_in[kPacks];
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        common_in[p] = load<kLanes>(common + i);
-        common_2_in[p] = load<kLanes>(common_2 + i);
-      }
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          take(i + lane - base, widen(common_in[p], lane), widen(common_2_in[p], lane));
-        }
-      }
-      total_3_sum.merge(total_3_mine);
-      total_4_sum.merge(total_4_mine);
-    }
-  }
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  merge_tree(total_3_sum, thread, blockDim.x * blockDim.y, shared);
-  __syncthreads();
-  merge_tree(total_4_sum, thread, blockDim.x * blockDim.y, shared);
-  if (thread == 0) {
-    total_3_partials[(kept * shares + share) * pieces + piece] = total_3_sum;
-    total_4_partials[(kept * shares + share) * pieces + piece] = total_4_sum;
-  }
-}
-
-__device__ __forceinline__ void forward_finalise_values(const float total_3, const float total_4,
-    float& out) {
+__device__ __forceinline__ void forward_finalise_values(const float total, const float total_2, float& out) {
   // cross_entropy(target)
-  out = total_3 / total_4;
+  out = total / total_2;
 }
 
-// Merges partials into total_3, total_4; writes out.
+// Merges partials into total, total_2; writes out.
 __global__ void __launch_bounds__(512)
-forward_finalise(float* __restrict__ out, const Sum<float>* total_3_partials,
-    const Sum<float>* total_4_partials, ForwardSizes sizes, Index slots) {
+forward_finalise(float* __restrict__ out, const Sum<float>* total_partials,
+    const Sum<float>* total_2_partials, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 16];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < 1;
-  Sum<double> total_3_sum;
-  Sum<double> total_4_sum;
+  Sum<double> total_sum;
+  Sum<double> total_2_sum;
   constexpr int kAtOnce = 8;
   if (is_live) {
     for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
-      Sum<float> total_3_next[kAtOnce];
-      Sum<float> total_4_next[kAtOnce];
+      Sum<float> total_next[kAtOnce];
+      Sum<float> total_2_next[kAtOnce];
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const Index slot = first + n * blockDim.y;
         if (slot >= slots) break;
-        total_3_next[n] = total_3_partials[result * slots + slot];
-        total_4_next[n] = total_4_partials[result * slots + slot];
+        total_next[n] = total_partials[result * slots + slot];
+        total_2_next[n] = total_2_partials[result * slots + slot];
       }
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         if (first + n * blockDim.y >= slots) break;
-        total_3_sum.merge(total_3_next[n]);
-        total_4_sum.merge(total_4_next[n]);
+        total_sum.merge(total_next[n]);
+        total_2_sum.merge(total_2_next[n]);
       }
     }
   }
-  merge_trees(shared, total_3_sum, total_4_sum);
+  merge_trees(shared, total_sum, total_2_sum);
   if (threadIdx.y != 0 || !is_live) return;
-  const float total_3_value = static_cast<float>(total_3_sum.sum());
-  const float total_4_value = static_cast<float>(total_4_sum.sum());
+  const float total_value = static_cast<float>(total_sum.sum());
+  const float total_2_value = static_cast<float>(total_2_sum.sum());
   float out_value;
-  forward_finalise_values(total_3_value, total_4_value, out_value);
+  forward_finalise_values(total_value, total_2_value, out_value);
   out[0] = narrow<float>(out_value);
 }
 
@@ -546,13 +385,6 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   int64_t power = least;
   while (power < n && power < most) power *= 2;
   return power;
-}
-
-// How many rows of so many elements a block takes together: as many as have 8,192, but there are to be 2,048 blocks.
-static int64_t rows_of_block(int64_t rows, int64_t length, int64_t alike) {
-  const int64_t most = length > 0 ? 8192 / length : 1, spare = rows / 2048;
-  const int64_t wanted = most < spare ? most : spare;
-  return wanted < 1 ? 1 : wanted < alike ? wanted : alike;
 }
 
 // Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
@@ -593,51 +425,23 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_column_tiles = ceil_divide(forward_column_packs, forward_column_block.x),
       forward_column_tasks = ceil_divide(forward_column_tiles, forward_column_block.y);
   const int64_t forward_column_slots = forward_column_tasks;
-  const int64_t forward_inner_rows = static_cast<int64_t>(sizes.outer.value),
-      forward_inner_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t forward_inner_pieces = ceil_divide(forward_inner_length, 8192);
-  const int64_t forward_inner_each = rows_of_block(forward_inner_rows, forward_inner_length,
-      static_cast<int64_t>(sizes.outer.value));
-  const int64_t forward_inner_shares = ceil_divide(static_cast<int64_t>(sizes.outer.value),
-      forward_inner_each);
-  const int64_t total_3_partials_slots = forward_inner_shares * forward_inner_pieces;
-  const int64_t total_4_partials_slots = forward_inner_shares * forward_inner_pieces;
-  auto* const common_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const common_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const total_3_partials = scratch.take<Sum<float>>(1 * total_3_partials_slots);
-  auto* const total_4_partials = scratch.take<Sum<float>>(1 * total_4_partials_slots);
+  const int64_t total_partials_slots = forward_column_slots;
+  const int64_t total_2_partials_slots = forward_column_slots;
+  auto* const total_partials = scratch.take<Sum<float>>(1 * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum<float>>(1 * total_2_partials_slots);
   if (is_measuring) return scratch.used;
   {
     forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 0, stream>>>(x,
-        target_operand, common_scratch, common_2_scratch, sizes, size_of(forward_column_across),
+        target_operand, total_partials, total_2_partials, sizes, size_of(forward_column_across),
         static_cast<Index>(forward_column_tiles));
   }
   {
-    const int64_t piece_length = ceil_divide(forward_inner_length, forward_inner_pieces);
-    // A row has a thread for each element at its edges, at least.
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
-    const dim3 block(lanes, 128 / lanes);
-    if (forward_inner_each > 1) {
-      const auto blocks = static_cast<unsigned>(1 * forward_inner_shares * forward_inner_pieces);
-      follow(forward_inner_joined, blocks, block, 0, stream, common_scratch, common_2_scratch,
-          total_3_partials, total_4_partials, sizes, static_cast<Index>(forward_inner_rows),
-          static_cast<Index>(forward_inner_pieces), static_cast<Index>(piece_length),
-          static_cast<Index>(forward_inner_each));
-    } else {
-      const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_rows * forward_inner_pieces,
-          block.y));
-      follow(forward_inner, blocks, block, 0, stream, common_scratch, common_2_scratch, total_3_partials,
-          total_4_partials, sizes, static_cast<Index>(forward_inner_rows),
-          static_cast<Index>(forward_inner_pieces), static_cast<Index>(piece_length));
-    }
-  }
-  {
     // Threads for all slots of a result; where those are few, results beside each other.
-    const int64_t results = 1, slots = total_3_partials_slots;
+    const int64_t results = 1, slots = total_partials_slots;
     const auto along = static_cast<unsigned>(power_of_two(slots, 1, 512));
     const dim3 block(along < 32 ? 128 / along : 1, along);
     const auto blocks = static_cast<unsigned>(ceil_divide(results, block.x));
-    follow(forward_finalise, blocks, block, 0, stream, out, total_3_partials, total_4_partials, sizes,
+    follow(forward_finalise, blocks, block, 0, stream, out, total_partials, total_2_partials, sizes,
         static_cast<Index>(slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
