@@ -90,6 +90,11 @@ class Value:
         nothing: Axes = ((),) * (len(shape) - 1)
         return Value(shape, (flat(self.axes), *nothing), ((),) * len(shape))
 
+    def with_former(self, axis: int, former: tuple[int, ...]) -> Value:
+        """The value, one axis of which, from the front, is one wide and lay along others before."""
+        at = len(self.former) - len(self.shape) + axis
+        return replace(self, former=(*self.former[:at], former, *self.former[at + 1 :]))
+
     def resized(self, sizes: Mapping[int, int]) -> Value:
         """The value with other sizes along some axes, counted from the end."""
         shape = list(self.shape)
@@ -187,6 +192,16 @@ class Atlas:
         for slot in self.slots:
             if have and have[0] in slot:
                 slot.append(new)
+        return (new,)
+
+    def beside(self, size: int, following: Sequence[int]) -> tuple[int, ...]:
+        """A new axis of this size, before some others; none where it is one wide."""
+        if size == 1:
+            return ()
+        new = len(self.sizes)
+        self.sizes[new] = size
+        resolved = self.resolve(following)
+        self.order.insert(self.order.index(resolved[0]) if resolved else len(self.order), new)
         return (new,)
 
     def _drop(self, axes: Iterable[int]) -> None:

@@ -15,6 +15,7 @@ from fusegen.errors import ArgumentError, EmptyReductionError, UnsupportedError
 from fusegen.fitting import (
     broadcast,
     broadcasts,
+    crossed,
     dims_of,
     holds_labels,
     placed_along,
@@ -26,14 +27,12 @@ from fusegen.fitting import (
 from fusegen.ops import COUNTER, RUNNING, Chain, Definition, Step
 from fusegen.promotion import (
     check_element_type,
-    check_labels,
-    check_mask,
     check_not_quantised,
-    check_parameter_type,
-    check_same_type,
+    check_type,
     kind_of,
     result_type,
 )
+from fusegen.takingup import course_of, taken_up
 from fusegen.viewing import are_views, merged_span, seen_first, seen_shapes, shape_behind
 from fusegen.windowing import Slide, Window, windows_along
 
@@ -74,6 +73,9 @@ class _Binding:
         self.windows: dict[int, Window] = {}  # of each axis that is pooled
         self.unpooled: set[str] = set()  # the operands that are met before the pooling
         self.updates: list[Update] = []
+        self.main, self.is_aside = self.running, False  # the last value of x, and whether it is on
+        self.aside: set[str] = set()  # kept values of operands alone
+        self.new: dict[int, tuple[int, ...]] = {}  # where new axes of an operand lie, by their step
 
     def bound(self) -> Bound:
         steps = self.chain.steps
@@ -83,12 +85,15 @@ class _Binding:
             if i < len(self.views_of_x):
                 axes = self.running.axes
                 self.places.append(None if step.is_structural else Place(axes, axes, (), ""))
-            elif self._names_only(step):
+            elif self._names_only(i, step):
                 self.places.append(None)
             elif step.is_view:
                 self.places.append(self._view(step, is_last=are_views(steps[i:])))
             else:
                 self.places.append(self._step(step))
+                if i in self.new:
+                    (dim,) = dims_of(step, self.running.shape[1:])
+                    self.running = self.running.with_former(dim, self.new.pop(i))
         atlas, result = self.atlas, self.running
         given = [self.kept[name] for name in self.chain.gives]
         windows = {atlas.numbers((axis,))[0]: window for axis, window in self.windows.items()}
@@ -131,20 +136,33 @@ class _Binding:
         axes, x = self._all_numbers(place.axes), self._all_numbers(place.x)
         return Place(axes, x, operands, place.dtype)
 
-    def _names_only(self, step: Step) -> bool:
+    def _names_only(self, at: int, step: Step) -> bool:
         """Whether a step only names a value or takes up a named one, which is then done."""
         if step.is_naming:
             self.kept[step.names[0]] = (self.running, self.dtype)
+            self.aside |= {*step.names} if self.is_aside else {*()}
         elif step.op == "recall":
             self.running, self.dtype = self.kept[step.names[0]]
+            self.is_aside = step.names[0] in self.aside
         elif step.taken_up is not None:
-            self._take_up(step, step.taken_up)
+            self._take_up(at, step.taken_up)
         return step.is_structural
 
-    def _take_up(self, step: Step, name: str) -> None:
+    def _take_up(self, at: int, name: str) -> None:
         """Go on with an operand, along the axes of the value before, or of x."""
-        shape, self.dtype = self.given[name]
+        step, (shape, self.dtype) = self.chain.steps[at], self.given[name]
+        self.main, self.is_aside = self.running if not self.is_aside else self.main, True
         before = self.running if broadcasts(self.running.shape, shape) else self.atlas.x
+        rank = len(self.atlas.x.shape)
+        course = course_of(self.chain, at, shape, before.shape, rank)
+        if course is not None and name not in self.found:
+            before = self.main if broadcasts(self.main.shape, course.shape) else self.atlas.x
+            broadcast(step, name, before.shape, course.shape)
+            self.running = before
+            axes = self._meet(step, name, course.shape, None)
+            self.running, self.new = taken_up(course, shape, before, axes, self.atlas)
+            self.found[name] = self.running.axes
+            return
         if name not in self.found:
             broadcast(step, name, before.shape, shape)
             self.running = before
@@ -163,7 +181,10 @@ class _Binding:
         updated: list[tuple[str, str]] = []
         for parameter, name in step.operands:
             given = self._kind(name)
-            self._check_type(step, definition, parameter, name, given[1])
+            if (
+                parameter != COUNTER and name not in self.chain.drawn
+            ):  # else checked elsewhere, or a seed
+                check_type(step, parameter, name, given[1], self.dtype)
             if definition.is_updated(parameter, attributes):
                 updated.append((parameter, name))
             else:
@@ -222,25 +243,6 @@ class _Binding:
         value, dtype = self.kept[name]
         return value.shape, dtype
 
-    def _check_type(
-        self, step: Step, definition: Definition, parameter: str, name: str, dtype: str
-    ) -> None:
-        if parameter == COUNTER or name in self.chain.drawn:
-            return  # checked with the other running statistics, or by nobody: it is a seed
-        wanted = definition.parameter(parameter).kind
-        if wanted == "index":
-            check_labels(step, name, dtype)
-            return
-        check_element_type(name, dtype)
-        if wanted == "truth":
-            check_mask(step, name, dtype)
-        if self.dtype == "bool":
-            return  # refused, or made numbers, by the body
-        if definition.keeps_dtype:
-            check_parameter_type(step, name, self.dtype, dtype)
-        elif definition.same_dtype:
-            check_same_type(step, name, self.dtype, dtype)
-
     def _pool(self, step: Step, definition: Definition) -> Axes:
         """Pool the running value; the axes of what is pooled."""
         windows = windows_of(step, definition, self.running.shape)
@@ -283,6 +285,7 @@ class _Binding:
         if not met.broadcasts:
             return self._placed(step, met.placement, name, shape)
         if name in self.kept:
+            self.is_aside = self.is_aside and name in self.aside
             broadcast(step, name, self.running.shape, shape)
             return self._meet(step, name, shape, self.kept[name][0].axes)
         broadcast(step, name, self.running.shape, shape)
@@ -301,23 +304,11 @@ class _Binding:
         try:
             self.running, axes = self.atlas.meet(before, shape, known)
         except CrossedAxesError:
-            raise self._crossed(step, name, shape) from None
+            raise crossed(step, name, shape, before.shape, is_kept=name in self.kept) from None
         return axes
 
     def _is_pooled(self, axes: tuple[int, ...]) -> bool:
         return any(a in self.windows for a in self.atlas.resolve(axes))
-
-    def _crossed(self, step: Step, name: str, shape: Shape) -> ArgumentError:
-        if name in self.kept:
-            return ArgumentError(
-                f"{step.text}: the kept value {name!r} of shape {shape} would meet a value of "
-                f"shape {self.running.shape} along other axes than it was kept with; where a step "
-                "between them reduces, give it keepdim=True"
-            )
-        return ArgumentError(
-            f"{step.text}: operand {name!r} of shape {shape} is used along other axes by an "
-            "earlier step; give the two steps operands of different names"
-        )
 
     def _placed(self, step: Step, placement: str, name: str, shape: Shape) -> Axes:
         """The axes of a per-channel or trailing operand, or of noise."""
@@ -332,7 +323,7 @@ class _Binding:
             have = self.atlas.resolve(flat(known))
             wide = [[a for a in ids if self.atlas.sizes[a] != 1] for ids in (have, wanted)]
             if wide[0] != wide[1]:
-                raise self._crossed(step, name, shape)
+                raise crossed(step, name, shape, running.shape, is_kept=name in self.kept)
             return aligned if have == wanted else tuple(self._common(a, have) for a in aligned)
         if name in self.chain.drawn:
             self.found[name] = aligned

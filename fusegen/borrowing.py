@@ -11,12 +11,35 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.overrides import TorchFunctionMode
 
+from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import COUNTER, RUNNING, Chain, lookup
-from fusegen.tensorlike import known
+from fusegen.tensorlike import known, of_torch
 from fusegen.trace import trace
 
+# What a forward may ask of the module's tensors, which are there as it is traced: all but values.
+_TOLD = [
+    "__get__",
+    "size",
+    "dim",
+    "ndimension",
+    "numel",
+    "nelement",
+    "stride",
+    "is_floating_point",
+    "is_complex",
+    "is_contiguous",
+    "__len__",
+    "get_device",
+    "element_size",
+    "__repr__",
+    "__format__",
+    "__hash__",
+    "requires_grad_",
+]
+_BAKED = ["item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__", "__array__"]
 Place = tuple[nn.Module, str]  # the module that has a tensor, and what it calls it
 
 
@@ -37,18 +60,45 @@ def lent_by(module: nn.Module) -> dict[str, Place]:
     return found
 
 
-def traced(module: nn.Module, lent: Mapping[str, Place]) -> Chain:
-    """The chain that the module's forward is in training, but for parts of it that are not."""
-    held = {name: getattr(*place) for name, place in lent.items()}
+@contextmanager
+def in_mode(module: nn.Module, *, is_training: bool) -> Iterator[None]:
+    """With the module in training or in evaluation, and as it was behind it."""
     modes = {part: part.training for part in module.modules()}
-    if not module.training:
-        module.train()
+    module.train(is_training)
     try:
-        with _steps_for_norms(module):
-            return trace(module, held)
+        yield
     finally:
-        for part, is_training in modes.items():
-            part.training = is_training
+        for part, was_training in modes.items():
+            part.training = was_training
+
+
+def traced(module: nn.Module, lent: Mapping[str, Place]) -> Chain:
+    """The chain that the module's forward is in the modes in which its parts are."""
+    held = {name: getattr(*place) for name, place in lent.items()}
+    with _steps_for_norms(module), _Lending({id(tensor): name for name, tensor in held.items()}):
+        return trace(module, held)
+
+
+class _Lending(TorchFunctionMode):
+    """What a forward computes from the module's tensors alone becomes part of the chain as well."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        own = [a for a in (*args, *(kwargs or {}).values()) if id(a) in self.names]
+        if not own or name in _TOLD:
+            return function(*args, **(kwargs or {}))
+        if name in _BAKED:
+            raise ChainError(
+                f"{name} of {self.names[id(own[0])]!r}: a tensor of the module has no values "
+                "before a call; what is computed from it stays a tensor"
+            )
+        return of_torch(Expr, function, types, args, kwargs)
 
 
 @contextmanager

@@ -114,6 +114,20 @@ def broadcasts(running: Shape, shape: Shape) -> bool:
     return all(a == b or 1 in (a, b) for a, b in pairs)
 
 
+def crossed(step: Step, name: str, shape: Shape, running: Shape, *, is_kept: bool) -> ArgumentError:
+    """The error for a tensor that would meet a value along other axes than it lies along."""
+    if is_kept:
+        return ArgumentError(
+            f"{step.text}: the kept value {name!r} of shape {shape} would meet a value of "
+            f"shape {running} along other axes than it was kept with; where a step "
+            "between them reduces, give it keepdim=True"
+        )
+    return ArgumentError(
+        f"{step.text}: operand {name!r} of shape {shape} is used along other axes by an "
+        "earlier step; give the two steps operands of different names"
+    )
+
+
 def require_statistics(step: Step, definition: Definition, shape: Shape) -> None:
     """Raise ArgumentError where a step lacks running statistics that it needs, or its value has no
     channels, or in training one element in each.

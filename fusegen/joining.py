@@ -21,7 +21,7 @@ from fusegen import ir
 from fusegen.axes import Shape
 from fusegen.bound import Bound
 from fusegen.bundling import bundle
-from fusegen.errors import FusegenError
+from fusegen.errors import FusegenError, UnsupportedError
 from fusegen.ir import Expr
 from fusegen.lower import lower
 from fusegen.ops import Chain
@@ -38,9 +38,16 @@ def ways(chain: Chain) -> tuple[Way, ...]:
     """
     shapings = [s.definition.shaping for s in chain.steps if s.definition is not None]
     may_part = (True, False) if {"merge", "split"} <= {*shapings} else (False,)
-    flags = itertools.product(may_part, (True, False), (True, False))
-    found = (segments(chain, parts=p, joins=j, sums=s) for p, j, s in flags)
-    return tuple(dict.fromkeys(found))
+    may_be_aside = (True, False) if any(s.taken_up for s in chain.steps) else (False,)
+    flags = itertools.product(may_be_aside, may_part, (True, False), (True, False))
+    found: dict[Way, None] = {}
+    for aside, parts, joins, sums in flags:
+        try:
+            found[segments(chain, parts=parts, joins=joins, sums=sums, aside=aside)] = None
+        except UnsupportedError:
+            if not found:
+                raise
+    return tuple(found)
 
 
 def chosen(

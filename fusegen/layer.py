@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from fusegen.borrowing import lent_by, traced
+from fusegen.borrowing import in_mode, lent_by, traced
 from fusegen.dsl import chain
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, ChainError
 from fusegen.ops import RUNNING, Chain, Op, Step
 from fusegen.runtime import Fused
 
@@ -20,11 +22,13 @@ class Layer(nn.Module):
 
     What is passed by the name of an operand is held: an nn.Parameter as a parameter, any other
     tensor as a buffer. The operands that are left over are passed to forward, behind x, in the
-    chain's order or by name. Instead of a chain the source may be a module: its forward is traced
-    once, as it is in training, and its parameters and buffers stay its own; `layer.module` is it.
-    After `eval()` dropout passes everything, and norms use their running statistics, where they
-    have any. Raises ChainError for a mistake in the chain and ArgumentError for a name that is no
-    operand's, or that a module cannot hold.
+    chain's order or by name. After `eval()` dropout passes everything, and norms use their running
+    statistics, where they have any.
+
+    Instead of a chain the source may be a module: its forward is traced, once for each combination
+    of what its parts' `training` is, and its parameters and buffers stay its own; `layer.module` is
+    it. Raises ChainError for a mistake in the chain, or for a module whose forward is none, and
+    ArgumentError for a name that is no operand's, or that a module cannot hold.
     """
 
     def __init__(
@@ -32,26 +36,41 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         self._lent: dict[str, tuple[nn.Module, str]] = {}
+        self._parts: tuple[nn.Module, ...] = (self,)
+        self._by_mode: dict[tuple[bool, ...], Fused] = {}
         if isinstance(source, nn.Module) and not isinstance(getattr(source, "chain", None), Chain):
             self.module, self.training = source, source.training
-            self._lent = lent_by(source)
-            found = traced(source, self._lent)
-            self._lent = {n: place for n, place in self._lent.items() if n in found.given}
+            self._lent, self._parts = lent_by(source), tuple(source.modules())
+            self._find()
+            # Where a tracer will not look into this: the usual modes, as far as a chain can be.
+            for is_training in (True, False):
+                with in_mode(source, is_training=is_training), suppress(ChainError):
+                    self._find()
         else:
             found = chain(source)
-        self._in_training, self._in_evaluation = Fused(found), Fused(_in_evaluation(found))
-        self._takes = tuple(n for n in found.given if n not in held and n not in self._lent)
-        self._given = found.given
+            self._by_mode = {(True,): Fused(found), (False,): Fused(_in_evaluation(found))}
+        self._held = frozenset(held)
         for name, tensor in held.items():
             if name in self._lent:
                 raise ArgumentError(f"operand {name!r} is a tensor of the module itself")
             self._hold(name, tensor)
 
+    def _find(self) -> Fused:
+        """The compiled chain for the modes in which the parts are."""
+        modes = tuple([part.training for part in self._parts])
+        found = self._by_mode.get(modes)
+        return self._trace(modes) if found is None else found
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _trace(self, modes: tuple[bool, ...]) -> Fused:
+        found = self._by_mode[modes] = Fused(traced(self.module, self._lent))
+        return found
+
     def _hold(self, name: str, tensor: Tensor) -> None:
-        if name not in self._given:
+        if name not in self.chain.given:
             raise ArgumentError(
                 f"no operand is called {name!r}: the chain {self.chain.text!r} takes "
-                f"{', '.join(('x', *self._given))}"
+                f"{', '.join(('x', *self.chain.given))}"
             )
         if not isinstance(tensor, Tensor):
             raise ArgumentError(
@@ -70,22 +89,28 @@ class Layer(nn.Module):
 
     @property
     def chain(self) -> Chain:
-        """The chain, as it trains."""
-        return self._in_training.chain
+        """The chain: of a module, in the modes in which its parts are; else as it trains."""
+        return (self._find() if "module" in self._modules else self._by_mode[True,]).chain
 
     def forward(self, x: Tensor, *operands: Tensor, **named: Tensor) -> Any:
         """What the compiled chain gives for x, the operands that are held and those passed here."""
-        takes = [name for name in self._takes if name not in named] if named else self._takes
-        if len(operands) != len(takes) or not named.keys() <= {*self._takes}:
-            wanted = ", ".join(("x", *self._takes))
+        fused = self._find()
+        names = fused.chain.given
+        passed = [n for n in names if n not in self._lent and n not in self._held]
+        takes = [n for n in passed if n not in named] if named else passed
+        if len(operands) != len(takes) or not named.keys() <= {*passed}:
+            wanted = ", ".join(("x", *passed))
             raise ArgumentError(
                 f"got {len(operands)} operands by position and {[*named]} by name, wanted "
                 f"{wanted}: the layer holds the others of {self.chain.text!r}"
             )
         given = {**dict(zip(takes, operands, strict=True)), **named}
-        given |= {n: getattr(owner, attribute) for n, (owner, attribute) in self._lent.items()}
-        values = [given[n] if n in given else getattr(self, n) for n in self._given]
-        return (self._in_training if self.training else self._in_evaluation)(x, *values)
+        return fused(x, *[given[n] if n in given else self._own(n) for n in names])
+
+    def _own(self, name: str) -> Tensor:
+        owner, attribute = self._lent.get(name, (self, name))
+        tensor: Tensor = getattr(owner, attribute)
+        return tensor
 
     def extra_repr(self) -> str:
         """The chain's text."""

@@ -265,3 +265,24 @@ def result_type(
         return type_of(root, kinds)
     except ArgumentError as error:
         raise ArgumentError(f"{step.text}: {error}") from error
+
+
+def check_type(step: Step, parameter: str, name: str, dtype: str, running: str) -> None:
+    """Raise ArgumentError for an operand of a type that its parameter does not take, or not beside
+    a value of the running one.
+    """
+    definition = step.definition
+    assert definition is not None
+    wanted = definition.parameter(parameter).kind
+    if wanted == "index":
+        check_labels(step, name, dtype)
+        return
+    check_element_type(name, dtype)
+    if wanted == "truth":
+        check_mask(step, name, dtype)
+    if running == "bool":
+        return  # refused, or made numbers, by the body
+    if definition.keeps_dtype:
+        check_parameter_type(step, name, running, dtype)
+    elif definition.same_dtype:
+        check_same_type(step, name, running, dtype)

@@ -57,11 +57,17 @@ class Segment:
 
 
 def segments(
-    chain: Chain, *, joins: bool = False, sums: bool = False, parts: bool = False
+    chain: Chain,
+    *,
+    joins: bool = False,
+    sums: bool = False,
+    parts: bool = False,
+    aside: bool = False,
 ) -> tuple[Segment, ...]:
     """The chain in segments: one, where nothing demands more. With `joins`, what is reduced may be
     pooled in its segment; with `sums`, what is pooled may be added up there; with `parts`, axes
-    that were made one may be parted again.
+    that were made one may be parted again; with `aside`, operands that a chain goes on with may
+    change their shape beside a value that is kept.
     """
     steps = chain.steps
     is_whole = not any(s.is_view or (s.definition and s.definition.window_axes) for s in steps)
@@ -69,7 +75,8 @@ def segments(
         return (Segment(chain),)  # nothing else cuts a chain
     cuts: dict[int, str] = {}
     facts = [_facts(step) for step in steps]
-    while (cut := _next_cut(steps, facts, cuts, joins=joins, sums=sums, parts=parts)) is not None:
+    may = {"joins": joins, "sums": sums, "parts": parts, "aside": aside}
+    while (cut := _next_cut(steps, facts, cuts, **may)) is not None:
         at, reason = cut
         takes_up = steps[at - 1].taken_up is not None  # what is taken up is what a part begins with
         cuts[at - takes_up] = reason
@@ -191,6 +198,7 @@ def _next_cut(
     joins: bool,
     sums: bool,
     parts: bool,
+    aside: bool,
 ) -> tuple[int, str] | None:
     """A cut that is still needed: the step to begin with, and why."""
     kept_at: dict[str, int] = {}
@@ -199,14 +207,15 @@ def _next_cut(
     is_dear = is_begun = False
     met: set[str] = set()  # names used before the pooling
     given = ""  # what is given in this segment
-    views = _Views(steps, 0, parts=parts)
+    views = _Views(steps, 0, parts=parts, aside=aside)
     for i, (step, fact) in enumerate(zip(steps, facts, strict=True)):
         if i in cuts:
             start, before, pool, is_dear, is_begun, met = i, None, None, False, False, set()
             given = ""
-            views = _Views(steps, i, parts=parts)
+            views = _Views(steps, i, parts=parts, aside=aside)
         if step.is_naming:
             kept_at[step.names[0]] = i
+            views.follow(i)
             given = step.text if step.op == "give" else given
             continue
         reason = ""
@@ -254,8 +263,8 @@ def _next_cut(
 class _Views:
     """What a segment sees in other shapes than it began with, as far as it is read."""
 
-    def __init__(self, steps: Sequence[Step], start: int, *, parts: bool) -> None:
-        self.steps, self.start, self.parts = steps, start, parts
+    def __init__(self, steps: Sequence[Step], start: int, *, parts: bool, aside: bool) -> None:
+        self.steps, self.start, self.parts, self.may_be_aside = steps, start, parts, aside
         self.last: int | None = None  # the last step that changed the shape
         self.is_first = True  # whether nothing but views stands before that
         self.parted: Step | None = None  # the last that joined or parted axes of the graph
@@ -263,12 +272,17 @@ class _Views:
         self.groups: list[int] = []  # into how many the channels are split
         self.named: set[str] = set()
         self.named_before: set[str] = set()  # before the last change of shape
+        self.is_aside = False  # whether all since the last operand was taken up is of operands
+        self.aside: set[str] = set()  # kept values of operands alone
 
     def note(self, i: int, *, is_begun: bool) -> None:
         """Take in a step that is in the segment."""
         step = self.steps[i]
         definition = step.definition
-        if definition is not None and definition.is_view:
+        self.follow(i)
+        if self.is_aside and self.may_be_aside and step.is_view:
+            pass  # another value is seen in another shape
+        elif definition is not None and definition.is_view:
             self.last, self.is_first = i, not is_begun
             self.named_before |= self.named
             if is_begun or not seen_first(self.steps[self.start :]):
@@ -278,6 +292,20 @@ class _Views:
             self.parted, self.from_axis = step, min(self.from_axis, 1)
             self.groups.append(step.groups)
         self.named.update(_mentioned([step]))
+
+    def follow(self, i: int) -> None:
+        """Note whether the running value is of operands alone."""
+        step = self.steps[i]
+        if step.is_naming:
+            self.aside |= {*step.names} if self.is_aside else set()
+        elif step.op == "recall":
+            self.is_aside = step.names[0] in self.aside
+        elif step.taken_up is not None:
+            self.is_aside = i > self.start
+        else:
+            kept = {s.names[0] for s in self.steps[:i] if s.is_naming}
+            of_x = kept.difference(self.aside).intersection(_mentioned([step]))
+            self.is_aside = self.is_aside and not of_x
 
     def cut_for(self, name: str, kept_at: int, i: int) -> int | None:
         """Where to cut so that step i finds a value, kept or used before, in its own shape."""

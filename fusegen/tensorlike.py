@@ -8,7 +8,7 @@ argument that is no tensor of its own for `__torch_function__`; nothing here imp
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -83,6 +83,8 @@ def of_torch(
 ) -> Any:
     """A function of torch's on arguments of which one is an expression: torch's protocol."""
     name = getattr(function, "__name__", str(function)).removeprefix("special_")
+    if name.startswith("__") and callable(method := getattr(Expr, name, None)):
+        return method(*[known(value, f"x.{name}") for value in args])
     if name == "linalg_vector_norm":  # and not linalg_norm, which is a matrix's where it is of two
         name = "vector_norm"
     return _called(f"torch's {name}", name, args, kwargs or {})
@@ -145,11 +147,13 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     if name in _UNKNOWN:
         raise ChainError(f"{where}: {_UNKNOWN[name]}")
     name = name.lstrip("_")
-    if name.endswith("_") or kwargs.get("inplace"):
+    if name.endswith("_"):
         raise ChainError(
             f"{where} changes x in place, but a chain's steps give new values; write "
             f"x = x.{name.rstrip('_')}(...)"
         )
+    if kwargs.pop("inplace", False):
+        return _overwriting(where, name, args, kwargs)
     if kwargs.get("out") is not None:
         raise ChainError(f"{where}: got out=, but a chain's steps give new values; leave it out")
     if not args:
@@ -179,11 +183,37 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     return op(x, *others, **given)
 
 
+def _overwriting(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The same with a new value, where it is the only one who has the old one."""
+    x, *_ = args or [kwargs.get("input")]
+    if not isinstance(x, Expr) or x.op == "input":
+        raise ChainError(
+            f"{where}: inplace=True would change what the chain is given; leave it out, or give "
+            "the module inplace=False"
+        )
+    found = _called(where, name, args, kwargs)
+    if (tracing := _tracing.get()) is not None:
+        tracing.overwritten.append((where, x, found))
+    return found
+
+
 class _Tracing(NamedTuple):
     """What holds while a function is traced."""
 
     tensors: Mapping[int, Expr]  # by the ids of those that the function has, what stands for them
     has_gradients: bool  # whether torch records gradients where the function begins
+    overwritten: list[tuple[str, Expr, Expr]]  # by whom, what, and by what value
+
+    def check(self, results: Iterable[Expr]) -> None:
+        """Raise ChainError where what was overwritten is used elsewhere."""
+        results = tuple(results)
+        for where, before, after in self.overwritten:
+            users = [n for n in ir.topological(results) if before in n.args and n is not after]
+            if users or before in results:
+                raise ChainError(
+                    f"{where}: inplace=True changes a value that is used elsewhere too; leave it "
+                    "out, or give the module inplace=False"
+                )
 
 
 _tracing: ContextVar[_Tracing | None] = ContextVar("_tracing", default=None)
@@ -195,11 +225,12 @@ def _has_gradients() -> bool:
 
 
 @contextmanager
-def standing_for(tensors: Mapping[int, Expr]) -> Iterator[None]:
+def standing_for(tensors: Mapping[int, Expr]) -> Iterator[_Tracing]:
     """For tensors, by their ids, take these expressions."""
-    token = _tracing.set(_Tracing(tensors, _has_gradients()))
+    tracing = _Tracing(tensors, _has_gradients(), [])
+    token = _tracing.set(tracing)
     try:
-        yield
+        yield tracing
     finally:
         _tracing.reset(token)
 
@@ -274,6 +305,17 @@ def _spread(name: str) -> Callable[..., Expr]:
     return found
 
 
+def _reshaped(x: Expr, *sizes: Any, **kwargs: Any) -> Expr:
+    """In another shape; where that is one axis among others of one index, of any tensor."""
+    (shape,) = sizes if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else (sizes,)
+    if kwargs or [n for n in shape if n != 1] != [-1]:
+        return lookup("reshape")(x, *sizes, **kwargs)
+    x = lookup("flatten")(x)
+    for i, _ in enumerate(shape):
+        x = x if shape[i] == -1 else lookup("unsqueeze")(x, i)
+    return x
+
+
 def _scaled(op: str) -> Callable[..., Expr]:
     """A sum whose second term may have a factor."""
 
@@ -303,6 +345,7 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "norm": _norm,
     "var": _spread("var"),
     "std": _spread("std"),
+    **dict.fromkeys(("reshape", "view"), _reshaped),
     "contiguous": _itself,
     "clone": _itself,
     **{name: partial(_cast, dtype=dtype) for name, dtype in _TYPES.items()},
@@ -318,12 +361,16 @@ def _refuse_products(x: Expr, other: object) -> Any:
 
 
 def _compared(op: str) -> Callable[[Expr, object], Any]:
-    """Whether x equals a number is a condition; two expressions are equal if they are one object,
-    as tables of them need it.
+    """Whether x equals something is a condition. For all but a traced function, two expressions are
+    equal if they are one object, as tables of them need it.
     """
 
     def found(x: Expr, other: object) -> Any:
-        if isinstance(other, Expr | bool) or not isinstance(other, Real):
+        if isinstance(other, Expr):
+            asking = sys._getframe(1).f_globals.get("__name__", "")
+            is_traced = _tracing.get() is not None and asking.split(".")[0] != "fusegen"
+            return ir.primitive(op, x, other) if is_traced else NotImplemented
+        if isinstance(other, bool) or not isinstance(other, Real):
             return NotImplemented
         return ir.primitive(op, x, float(other))
 

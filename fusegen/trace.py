@@ -69,7 +69,8 @@ def trace(function: Callable[..., Any], held: Mapping[str, object] | None = None
     tensors = {p: ir.tensor(p, _ANY_AXIS, None) for p in placements}
     others = {name: ir.tensor(name, _ANY_AXIS, None) for name in held or {}}
     try:
-        with standing_for({id(t): others[name] for name, t in (held or {}).items()}):
+        held_by_id = {id(t): others[name] for name, t in (held or {}).items()}
+        with standing_for(held_by_id) as tracing:
             result: object = function(x, **tensors)
     except (TypeError, AttributeError, OverflowError) as error:
         raise ChainError(
@@ -84,6 +85,7 @@ def trace(function: Callable[..., Any], held: Mapping[str, object] | None = None
             raise ChainError(f"{name}: must return an expression, got {show_value(each)}")
         if each is x:
             raise ChainError(f"{name}: returns its first parameter unchanged; a chain needs a step")
+    tracing.check(results)
     chain = _Line(name, x, {**placements, **dict.fromkeys(others)}).through(results)
     unused = [p for p in placements if p not in chain.given]
     if unused:

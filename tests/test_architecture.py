@@ -38,6 +38,7 @@ ORDER = (
     "fitting",
     "viewing",
     "bound",
+    "takingup",
     "bind",
     "lower",
     "bundling",

@@ -174,6 +174,89 @@ def test_a_layer_starts_in_the_mode_of_its_module():
     assert torch.equal(module.running_mean, before)
 
 
+def test_parts_are_in_the_modes_in_which_they_are_put():
+    """As a norm that is frozen, before the layer is made of it or later."""
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout(0.0))
+    ours = copy.deepcopy(eager)
+    fused = Layer(ours)
+    ours[0].eval()
+    eager[0].eval()
+    for step in range(3):
+        x = torch.randn(2, 4, 5, 5) * 3 + 2
+        torch.testing.assert_close(fused(x), eager(x))
+        assert torch.equal(ours[0].running_mean, eager[0].running_mean)
+        if step == 1:
+            fused.train()
+            eager.train()
+    assert ours[0].num_batches_tracked == 1
+    assert "training=True" in fused.chain.text
+
+
+def test_what_a_module_always_drops_it_drops_in_evaluation():
+    class Always(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.dropout(x.exp(), 0.5, training=True)
+
+    fused = Layer(Always()).eval()
+    assert 300 < (fused(torch.ones(1000)) == 0).sum() < 700
+
+
+class Ahead(nn.Module):
+    """Much is computed from its own tensors before they meet x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(torch.randn(6)) for _ in range(2))
+        self.slope, self.gate = nn.Parameter(torch.tensor(0.3)), nn.Parameter(torch.randn(3, 5, 4))
+        self.register_buffer("mask", torch.tensor([True, False, True, False]))
+        self.register_buffer("zeros", torch.tensor([0.0, 1.0, 2.0, 0.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.group_norm(x, 2, 1 + self.weight, self.bias * 2) * self.slope.exp()
+        x = x + self.bias[:, None, None] / self.weight.shape[0] + self.weight.view(1, -1, 1, 1)
+        x = x.masked_fill(~self.mask, -1.0).masked_fill(self.zeros == 0, 2.0)
+        return x * torch.sigmoid(self.gate[0]) - torch.exp(-self.gate).mean(0)
+
+
+def test_what_a_module_computes_from_its_own_tensors_is_in_the_chain(device):
+    module = Ahead().to(device)
+    fused = Layer(module)
+    x = torch.randn(2, 6, 5, 4, device=device, requires_grad=True)
+    inputs = [x, *module.parameters()]
+    found, wanted = fused(x), module(x)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    seed = torch.randn_like(wanted)
+    gradients = (torch.autograd.grad(f, inputs, seed) for f in (found, wanted))
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+class Doing(nn.Module):
+    def __init__(self, what) -> None:
+        super().__init__()
+        self.what, self.t = what, nn.Parameter(torch.tensor([0.3]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.what(self, x)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (lambda m, x: x * m.t.item(), "item of 't': a tensor of the module has no values before"),
+        (lambda m, x: x * float(m.t), "'t': a tensor of the module has no values before a call"),
+        (lambda m, x: x * 2 if m.t > 0 else x, "no truth value while the chain is built"),
+        (lambda m, x: x * m.t.detach().add_(1), "add_ changes x in place"),
+        (lambda m, x: x * m.t.permute(0), "no step exchanges axes"),
+        (lambda m, x: x * torch.ones(3), "got a Tensor, wanted an expression or a number"),
+    ],
+)
+def test_what_no_chain_does_with_a_modules_tensors_is_told(what, message):
+    with pytest.raises(ChainError, match=message):
+        Layer(Doing(what))
+
+
 class Named(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -190,10 +190,6 @@ def asks_for_axes(x: Expr) -> Expr:
             lambda x: torch.ones(3) + x,
             "torch's add: got a Tensor, wanted an expression or a number; give the function a",
         ),
-        (
-            lambda x, b: OPS["masked_fill"](x, b == x, -1e9),
-            "no place for the constant -1000000000.0; for a == b write fusegen.eq(a, b); it is",
-        ),
         (lambda x, self: x + self, "no operand can be called 'self'; put it first, or call it"),
         (lambda self, x: gelu(x), "a function of tensors alone, not a method; leave out self, and"),
         (lambda x: x * "a", "got a str, wanted an expression, a parameter or a number"),

@@ -1,0 +1,132 @@
+"""Taking up an operand: along which axes of the value before an operand lies with which a chain
+goes on, by what becomes of it.
+
+As a rule its axes are the value's last ones. But a step behind it may give it an axis between two
+others, as `scale[:, None]` does, part one, as `chunk` does, or take one away; or it may be meant
+for the channels. Then its own axes lie where they are behind those steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusegen.axes import Atlas, Axes, Shape, Value, flat
+from fusegen.fitting import broadcasts, dims_of
+from fusegen.ops import Chain, Step
+from fusegen.viewing import merged_span, shape_behind
+
+
+@dataclass(frozen=True, eq=False)
+class _Axis:
+    """An axis on its way, or a part of one; the step that makes it, where it is a new one."""
+
+    size: int
+    step: int = -1
+
+
+@dataclass(frozen=True)
+class Course:
+    """What becomes of an operand's axes: the parts of each, and what axes there are behind the
+    steps that are known.
+    """
+
+    own: tuple[tuple[_Axis, ...], ...]
+    last: tuple[_Axis, ...]
+
+    @property
+    def shape(self) -> Shape:
+        """The shape behind the steps."""
+        return tuple(axis.size for axis in self.last)
+
+
+def course_of(chain: Chain, at: int, shape: Shape, before: Shape, rank: int) -> Course | None:
+    """What becomes of the operand that the step at this place takes up, where it does not lie along
+    the last axes of the value before; rank is x's.
+    """
+    axes = [_Axis(size) for size in shape]
+    own: list[tuple[_Axis, ...]] = [(axis,) for axis in axes]
+    kept = ""
+    for i, step in enumerate(chain.steps[at + 1 :], start=at + 1):
+        if step.is_naming:
+            kept = step.names[0]
+            continue
+        found = _behind(step, axes, i)
+        if found is None:
+            break
+        if len(found) > len(axes) and step.is_view:  # one of them in parts
+            new = [axis for axis in found if axis not in axes]
+            (parted,) = (axis for axis in axes if axis not in found)
+            own = [_with_parts(parts, parted, new) for parts in own]
+        axes, kept = found, ""
+    if len(axes) == 1 and kept and _is_of_channels(chain, kept):
+        axes += [_Axis(1, -2) for _ in range(rank - 2)]
+    firsts = [axis.step == -1 for axis in axes]
+    is_between = any(firsts[i] and not all(firsts[i:]) for i in range(len(axes)))
+    is_as_it_is = axes == [axis for parts in own for axis in parts]
+    if is_as_it_is or (broadcasts(before, shape) and not is_between):
+        return None
+    return Course(tuple(own), tuple(axes))
+
+
+def _with_parts(parts: tuple[_Axis, ...], parted: _Axis, new: Sequence[_Axis]) -> tuple[_Axis, ...]:
+    return tuple(a for axis in parts for a in (new if axis is parted else (axis,)))
+
+
+def _behind(step: Step, axes: list[_Axis], i: int) -> list[_Axis] | None:
+    """The axes behind a step; None where it is not for it alone to say."""
+    definition = step.definition
+    if definition is None or step.operands or definition.window_axes or definition.groups:
+        return None
+    shape = tuple(axis.size for axis in axes)
+    if definition.shaping == "same":
+        return axes
+    if definition.shaping == "merge":
+        start, end = merged_span(step, shape)
+        return axes if end - start == 1 else None
+    if definition.shaping not in ("split", "unsqueeze", "squeeze", "reduce"):
+        return None
+    dims = dims_of(step, shape)
+    if definition.shaping == "split":
+        (dim,) = dims
+        behind = shape_behind(step, shape)
+        sizes = behind[dim : len(behind) - len(shape) + dim + 1]
+        return [*axes[:dim], *map(_Axis, sizes), *axes[dim + 1 :]]
+    if definition.shaping == "unsqueeze":
+        (dim,) = dims
+        return [*axes[:dim], _Axis(1, i), *axes[dim:]]
+    if definition.shaping == "reduce" and dict(step.attributes).get("keepdim"):
+        return axes
+    is_any = definition.shaping == "reduce"
+    return [a for d, a in enumerate(axes) if d not in dims or not (is_any or a.size == 1)]
+
+
+def _is_of_channels(chain: Chain, kept: str) -> bool:
+    uses = [(s.definition, p) for s in chain.steps for p, name in s.operands if name == kept]
+    placements = {d.parameter(p).placement for d, p in uses if d is not None}
+    return bool(placements) and placements <= {"channel", "slope"}
+
+
+def taken_up(
+    course: Course, shape: Shape, before: Value, met: Axes, atlas: Atlas
+) -> tuple[Value, dict[int, tuple[int, ...]]]:
+    """The operand as a value whose axes lie as they meet those of the value before; and what axes
+    that has in the place of each new one, by the step that makes it.
+    """
+    count = len(course.last)
+    former = ((),) * (count - len(before.axes)) + before.axes
+    met_by = dict(zip(course.last, met, strict=True))
+    former_by = dict(zip(course.last, former[len(former) - count :], strict=True))
+    axes: list[tuple[int, ...]] = []
+    following: tuple[int, ...] = ()
+    for parts in reversed(course.own):
+        along: list[tuple[int, ...]] = []
+        for axis in reversed(parts):
+            # One that is gone behind the steps is met by nothing.
+            found = met_by[axis] if axis in met_by else atlas.beside(axis.size, following)
+            along.insert(0, found)
+            following = found or following
+        axes.insert(0, flat(tuple(along)))
+    own = [former_by.get(parts[0], ()) if len(parts) == 1 else () for parts in course.own]
+    value = Value(shape, tuple(axes), (*former[: len(former) - count], *own))
+    return value, {axis.step: former_by[axis] for axis in course.last if axis.step >= 0}
