@@ -32,6 +32,35 @@ def _extremum_share(g: Expr, loses: Expr, a: Expr, b: Expr) -> Expr:
     return _select(loses, NO_SHARE, _select(primitive("eq", a, b), 0.5 * g, g))
 
 
+def _steep(g: Expr, slope: Expr) -> Expr:
+    """g times a slope that may be infinite, which leaves nothing of what was not chosen, as torch's
+    own derivatives of its functions do.
+    """
+    found = _chosen(g)
+    if found is None or not slope.extent <= found[0].extent:  # chosen of each
+        return g * slope
+    condition, value, holds = found
+    share = value * slope
+    return _select(condition, share, NO_SHARE) if holds else _select(condition, NO_SHARE, share)
+
+
+def _chosen(g: Expr) -> tuple[Expr, Expr, bool] | None:
+    """A condition, what is there where it holds or does not, and which; if it is nothing else."""
+    if g.op == "where" and NO_SHARE in g.args[1:]:
+        condition, yes, no = g.args
+        return (condition, yes, True) if no is NO_SHARE else (condition, no, False)
+    if g.op in ("neg", "mul", "div"):
+        for i, arg in enumerate(g.args[:1] if g.op == "div" else g.args):
+            if (found := _chosen(arg)) is not None:
+                condition, value, holds = found
+                return condition, primitive(g.op, *g.args[:i], value, *g.args[i + 1 :]), holds
+    if g.op in ("add", "sub"):
+        a, b = map(_chosen, g.args)
+        if a is not None and b is not None and (a[0], a[2]) == (b[0], b[2]):
+            return a[0], primitive(g.op, a[1], b[1]), a[2]
+    return None
+
+
 def _same_cast(op: str) -> Rule:
     return lambda g, a, out: (primitive(op, g),)
 
@@ -46,10 +75,10 @@ RULES: Mapping[str, Rule] = {
     "abs": lambda g, a, out: (_select(a[0] > 0, g, _select(a[0] < 0, -g, g * 0.0)),),
     **dict.fromkeys(("sign", "floor", "ceil", "round", "trunc"), lambda g, a, out: (NO_SHARE,)),
     "detach": lambda g, a, out: (None,),
-    "exp": lambda g, a, out: (g * out,),
-    "exp2": lambda g, a, out: (g * out * math.log(2.0),),
+    "exp": lambda g, a, out: (_steep(g, out),),
+    "exp2": lambda g, a, out: (_steep(g, out) * math.log(2.0),),
     # Not torch's out + 1, which far to the left has no digit left.
-    "expm1": lambda g, a, out: (g * primitive("exp", a[0]),),
+    "expm1": lambda g, a, out: (_steep(g, primitive("exp", a[0])),),
     "log": lambda g, a, out: (g / a[0],),
     "log2": lambda g, a, out: (g / (a[0] * math.log(2.0)),),
     "log10": lambda g, a, out: (g / (a[0] * math.log(10.0)),),

@@ -53,7 +53,8 @@ H200 = GPUS["H200"]  # stands for a device that is not here
 H200_GB_PER_S = 4290.0  # what a copy of a large tensor reaches on one, as measured
 
 
-_NO_SINGLE = float.fromhex("0x1.ffffffp127")  # what rounds to more than single precision has
+# What rounds to more than a type has.
+_LIMITS = {"float": float.fromhex("0x1.ffffffp127"), "double": math.inf}
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,9 @@ class Target:
 
     def literal(self, value: float, compute: str) -> str:
         """A typed literal that is the value, rounded to the compute type as torch rounds it."""
-        if math.isnan(value):
-            return "NAN"
-        if math.isinf(value) or (compute == "float" and abs(value) >= _NO_SINGLE):
-            return "INFINITY" if value > 0 else "-INFINITY"
+        if math.isnan(value) or math.isinf(value) or abs(value) >= _LIMITS[compute]:
+            text = "NAN" if math.isnan(value) else "INFINITY" if value > 0 else "-INFINITY"
+            return f"static_cast<double>({text})" if compute == "double" else text
         text = repr(value)
         if compute == "float":
             rounded = struct.unpack("f", struct.pack("f", value))[0]

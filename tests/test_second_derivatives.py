@@ -126,3 +126,49 @@ def test_what_a_backward_asks_for_alone_has_a_second_derivative_of_zero(device):
     seconds = torch.autograd.grad(first.square().sum(), [x, b])
     assert [s.shape for s in seconds] == [x.shape, b.shape]
     assert not any(s.count_nonzero() for s in seconds)
+
+
+# Where a function's own pieces overflow, or another piece begins; as torch's functions do it.
+EDGES = [
+    *[(name, [89.0, 100.0, 1.0, -1.0]) for name in ("softplus", "elu", "selu", "celu")],
+    ("elu | square", [89.0, 100.0, 1.0, -1.0]),
+    ("softplus(0.5)", [200.0, 1.0, -300.0]),
+    ("leaky_relu(0.1) | softplus | mean", [100.0, 1.0]),
+    ("huber_loss(t)", [1.0, 2.5, 10.0, 3.0]),
+    ("smooth_l1_loss(t, reduction='sum')", [1.0, 2.5, 10.0, 3.0]),
+    ("huber_loss(t, delta=0.3)", [1.0, 2.3, 10.0, 3.0]),
+    ("norm(0.5, -1)", [2.0, 1.0, 4.0]),
+]
+
+
+@pytest.mark.parametrize(("text", "values"), EDGES, ids=[text for text, _ in EDGES])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_derivatives_are_numbers_where_torchs_are(text, values, dtype, device):
+    fused = fusegen.compile(text)
+    given = [torch.tensor([1.0, 2.0, 3.0, 2.0], device=device, dtype=dtype)] * ("(t" in text)
+    found = []
+    for function in (fused, fused.reference):
+        x = torch.tensor(values, device=device, dtype=dtype, requires_grad=True)
+        (first,) = torch.autograd.grad(function(x, *given).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        found.append((first, second))
+    for mine, theirs in zip(*found, strict=True):
+        assert mine.isfinite().all() or not theirs.isfinite().all()
+        finite = theirs.isfinite()
+        torch.testing.assert_close(mine[finite], theirs[finite])
+
+
+@pytest.mark.parametrize("p", [0.5, 0.9, -1.0, -2.0])
+def test_zeros_have_no_gradient_of_a_steep_norm(p, device):
+    x = torch.tensor([[0.0, 1.0, 4.0]], device=device, requires_grad=True)
+    (found,) = torch.autograd.grad(fusegen.compile(f"norm({p}, -1)")(x).sum(), x)
+    (wanted,) = torch.autograd.grad(torch.linalg.vector_norm(x, p, -1).sum(), x)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("bound", ["inf", "-inf"])
+def test_bounds_of_double_precision_may_be_infinite(bound, device):
+    x = torch.tensor([1.0, 2.0], dtype=torch.float64, device=device)
+    for op in (torch.maximum, torch.minimum):
+        wanted = op(x, torch.tensor(float(bound), dtype=torch.float64, device=device))
+        assert torch.equal(fusegen.compile(f"{op.__name__}({bound})")(x), wanted)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from fusegen.ir import Expr, const, count, primitive, reduce, reduce_sum
 from fusegen.ops.activation import logsigmoid
+from fusegen.ops.piecewise import hardtanh
 from fusegen.ops.registry import op
 from fusegen.ops.schema import Channel, Labels
 
@@ -55,8 +56,9 @@ def smooth_l1_loss(
     x: Expr, target: Expr, *, reduction: Reduction = "mean", beta: float = 1.0
 ) -> Expr:
     """l1_loss, but of distances below beta a parabola that meets it there."""
-    size = primitive("abs", x - target)
-    return _of_all(_rounded(size, beta) / beta if beta else size, reduction)
+    distance = x - target
+    loss = _rounded(distance, beta) / beta if beta else primitive("abs", distance)
+    return _of_all(loss, reduction)
 
 
 @op(
@@ -67,13 +69,13 @@ def smooth_l1_loss(
 )
 def huber_loss(x: Expr, target: Expr, *, reduction: Reduction = "mean", delta: float = 1.0) -> Expr:
     """Half of mse_loss, but of distances above delta a line that goes on from there."""
-    return _of_all(_rounded(primitive("abs", x - target), delta), reduction)
+    return _of_all(_rounded(x - target, delta), reduction)
 
 
-def _rounded(size: Expr, until: float) -> Expr:
+def _rounded(distance: Expr, until: float) -> Expr:
     """Half of the square up to there, then the line that goes on; of infinity too."""
-    inner = primitive("minimum", size, until)
-    return inner * (size - inner * 0.5)
+    inner = hardtanh.function(distance, -until, until)
+    return inner * (distance - inner * 0.5)
 
 
 @op(

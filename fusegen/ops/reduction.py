@@ -186,7 +186,12 @@ def norm_along(x: Expr, p: float, axes: tuple[int, ...]) -> Expr:
         return reduce_sum(size, axes)
     if p == 2:
         return _root(reduce_sum(x * x, axes))
-    total = reduce_sum(primitive("pow", size, p), axes)
+    power = primitive("pow", size, p)
+    if p < 1:  # which is steep at 0, where torch has no gradient
+        is_zero = primitive("eq", x, 0.0)
+        safe = primitive("pow", primitive("where", is_zero, 1.0, size), p)
+        power = primitive("where", is_zero, 0.0 if p > 0 else math.inf, safe)
+    total = reduce_sum(power, axes)
     is_flat = primitive("eq", total, 0.0)
     safe = primitive("where", is_flat, 1.0, total)
     flat = 0.0 if p > 0 else math.inf
