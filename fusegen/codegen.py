@@ -220,6 +220,13 @@ class EntryView:
         self.kernels = [_view(kernel, entry, target) for kernel in entry.kernels]
 
     @property
+    def pointers(self) -> list[tuple[int, Buffer]]:
+        """The tensors that kernels take, and where each is among the arguments."""
+        taken = {name for k in self.kernels for name in k.argument_names}
+        found = enumerate(self.arguments)
+        return [(i, b) for i, b in found if b.name in taken and b.dtype != "noise"]
+
+    @property
     def input_count(self) -> int:
         """How many of the tensors are read."""
         return sum(b.role == "input" for b in self.arguments)

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import torch
 
-from fusegen import cache, toolchain
+from fusegen import cache, ir, toolchain
 from fusegen.errors import ArgumentError
 from fusegen.ops import Chain
 from fusegen.program import Program
@@ -90,7 +90,7 @@ def _emitted(chain: Chain, programs: Sequence[Program], signature: Signature) ->
 
         return json.dumps(asdict(source(chain, programs, signature)))
 
-    outlines = [p.outline for p in programs]
+    outlines = [_outline(p) for p in programs]
     question = "\n\n".join([generator(), chain.hash, chain.text, repr(signature), *outlines])
 
     def is_sure() -> bool:
@@ -115,3 +115,18 @@ def load(
     if key not in _modules:
         _modules[key] = toolchain.load(text, arch)
     return _modules[key]
+
+
+def _outline(program: Program) -> str:
+    """All that a program's generated text depends on, as text that is the same in every process."""
+    graph, marks = program.graph, program.marks
+    order = ir.topological((*graph.inputs, *graph.roots, *(m.node for m in marks)))
+    number = {node: i for i, node in enumerate(order)}
+    lines = [
+        f"{n.op} {n.attrs!r} {sorted(n.extent)} {n.kind} {[number[a] for a in n.args]}"
+        for n in order
+    ]
+    lines.append(repr([number[i] for i in graph.inputs]))
+    lines += [f"{name} = {number[expr]}" for name, expr in graph.outputs]
+    lines += [f"{m.name} = {number[m.node]}: {m.comment}" for m in marks]
+    return "\n".join([program.name, repr(program.windows), *lines])

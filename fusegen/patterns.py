@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusegen import ir
-from fusegen.ir import Expr, Extent, constant
+from fusegen.ir import Expr, Extent, constant, primitive
 
 
 def is_log_softmax(node: Expr) -> bool:
@@ -59,3 +59,15 @@ def placed(node: Expr) -> tuple[Expr, Expr, Extent] | None:
         return None
     here, index = condition.args
     return value, index, frozenset(ir.axes_of(here))
+
+
+def told_by_result(value: Expr, result: Expr) -> Expr | None:
+    """The value, where it is something that is at least 0, with what the result is in its place to
+    tell whether it is more; None where it is not.
+    """
+    if value.op != "where" or value.args[0].op != "le" or constant(value.args[1]) != 0.0:
+        return None
+    condition, zero, rest = value.args
+    if condition.args[0] is not rest or constant(condition.args[1]) != 0.0:
+        return None
+    return primitive("where", result <= 0.0, zero, rest)

@@ -17,6 +17,7 @@ from fusegen.autodiff import is_differentiable, vjp, winners
 from fusegen.bound import Bound
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.lower import GIVEN, NEW, Mark, lower, remarked
+from fusegen.patterns import told_by_result
 from fusegen.picking import picked_first
 from fusegen.simplify import simplification
 from fusegen.windowing import Window, windows_along
@@ -80,21 +81,6 @@ class Program:
         """What those are, as they are launched."""
         return tuple(self.graph.roots[i] for i in self.results)
 
-    @property
-    def outline(self) -> str:
-        """All that its generated text depends on, as text that is the same in every process."""
-        roots = (*self.graph.inputs, *self.graph.roots, *(m.node for m in self.marks))
-        order = ir.topological(roots)
-        number = {node: i for i, node in enumerate(order)}
-        lines = [
-            f"{n.op} {n.attrs!r} {sorted(n.extent)} {n.kind} {[number[a] for a in n.args]}"
-            for n in order
-        ]
-        lines.append(repr([number[i] for i in self.graph.inputs]))
-        lines += [f"{name} = {number[expr]}" for name, expr in self.graph.outputs]
-        lines += [f"{m.name} = {number[m.node]}: {m.comment}" for m in self.marks]
-        return "\n".join([self.name, repr(self.windows), *lines])
-
 
 @dataclass(frozen=True)
 class Derivative:
@@ -134,6 +120,7 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     if not is_training or not plain.results:
         return plain
     pooled = _with_winners(plain) if plain.windows else None
+    plain = plain if plain.windows else _told_by_result(plain)
     if pooled is None and _elements_a_window(bound) >= _LEAST_SPARED:
         pooled = _with_averages(plain)
     found = _with_statistics(pooled or plain) or pooled or plain
@@ -235,6 +222,20 @@ def _with_statistics(plain: Program) -> Program | None:
     if not outputs:
         return None
     return _saving(plain, outputs, (*plain.values, *values), (*plain.saved, *saved))
+
+
+def _told_by_result(plain: Program) -> Program:
+    """The program whose derivative asks the result of a relu, which whoever goes on with it keeps,
+    where it is flat, as torch's does; where it reads no more for that.
+    """
+    value, name = plain.values[0], plain.output_names[0]
+    assert value is not None
+    leaf = ir.tensor(f"{name}_found", value.extent, value.rank)
+    told = told_by_result(value, leaf)
+    if told is None:
+        return plain
+    saved = (*plain.saved, (leaf, ir.tensor(name, value.extent, value.rank)))
+    return min(replace(plain, values=(told, *plain.values[1:]), saved=saved), plain, key=_most_read)
 
 
 def _reading_results(plain: Program) -> Program:

@@ -312,12 +312,13 @@ def _reduce(state: Pass, ready: Iterable[Expr], elementwise: dict[str, Expr]) ->
         domain = ordered(node.args[0].extent)
         batches.setdefault((domain, way_of(node, state.strips)), []).append(node)
     state.underway = tuple(node for nodes in batches.values() for node in nodes)
-    for (domain, way), nodes in batches.items():
+    for number, ((domain, way), nodes) in enumerate(batches.items(), start=1):
         is_dense = all(g >= 0 for g in domain)
         riders = {n: e for n, e in elementwise.items() if is_dense and ordered(e.extent) == domain}
         for name in riders:
             del elementwise[name], state.pending[name]
-        _reducing_kernel(state, domain, way, nodes, riders)
+        is_last = number == len(batches)
+        _reducing_kernel(state, domain, way, nodes, riders, is_last=is_last)
     state.underway = ()
     for kernel in state.kernels[before:]:
         state.read_back(kernel.stores)
@@ -329,8 +330,12 @@ def _reducing_kernel(
     way: Way,
     nodes: Sequence[Expr],
     riders: Mapping[str, Expr],
+    *,
+    is_last: bool,
 ) -> None:
-    """A pass that leaves partials, then a finalise for each extent among the results."""
+    """A pass that leaves partials, then a finalise for each extent among the results. Behind the
+    last one what it has written is read before a finalise puts other names into how it was made.
+    """
     totals, known = left_by_extent(state, nodes, way.within)
     sums = [pair for members in totals.values() for pair in members]
     exprs = [r.value for r, _ in sums] + list(riders.values())
@@ -349,5 +354,7 @@ def _reducing_kernel(
         )
     )
     state.resolve(known)
+    if is_last:
+        state.read_back(state.kernels[-1].stores)
     for extent, mine in totals.items():
         finalise(state, extent, mine, way.beside)

@@ -136,3 +136,24 @@ def test_a_bandwidth_that_is_none_is_told(
 def test_a_mistake_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "max_pool2d(5)", "--shape", "2,3,4,4"]) == 2
     assert "does not fit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    ("text", "copies"),
+    [
+        ("batch_norm(m, v, w, b, training=True) | add(r) | leaky_relu(0.2)", 7),
+        ("batch_norm(m, v, w, b, training=True) | add(r) | relu", 7),
+        ("instance_norm | add(r) | leaky_relu(0.2)", 7),
+        ("keep(y) | mean((2, 3), keepdim=True) | sigmoid | mul(y) | add(r) | relu", 6),
+    ],
+)
+def test_what_a_pass_has_written_is_read_in_the_place_of_what_it_was_made_of(
+    text: str, copies: int, layout: str
+) -> None:
+    """Such as a residual's gradient, which is that of what it was added to."""
+    shape = (16, 64, 128, 128)
+    said = told(text, shape, layout=layout, operands={"r": shape})
+    (amount, unit) = re.search(r"backward in all: ([\d.]+) (\w+)", said).groups()
+    moved = float(amount) * {"MB": 1e6, "GB": 1e9}[unit]
+    assert moved / (math.prod(shape) * 4) < copies + 0.1

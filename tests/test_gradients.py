@@ -328,6 +328,46 @@ def test_only_what_a_gradient_reads_is_kept(text, keeps_x, keeps_operand, device
     assert len(pointers) == keeps_x + keeps_operand
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("text", "tail"),
+    [
+        ("add(a) | relu", ""),
+        ("add_channel(b) | add(a) | relu", ""),
+        ("add(a) | relu", "flatten(1)"),
+    ],
+)
+def test_behind_a_relu_the_result_is_kept_as_in_torch_and_nothing_else(text, tail, dtype, device):
+    torch.manual_seed(0)
+    fused = fusegen.compile(f"{text} | {tail}" if tail else text)
+    shapes = {"a": (2, 3, 5), "b": (3,)}
+    tensors = [torch.randn(2, 3, 5, device=device, dtype=dtype, requires_grad=True)]
+    tensors += [
+        torch.randn(shapes[n], device=device, dtype=dtype, requires_grad=True)
+        for n in fused.chain.operands
+    ]
+    result, saved = saved_by(lambda: fused(*tensors))
+    assert {t.data_ptr() for t in saved} == {result.data_ptr()}
+    torch.testing.assert_close(result, fused.reference(*tensors))
+    seed = torch.randn_like(result)
+    found = torch.autograd.grad(result, tensors, seed)
+    wanted = torch.autograd.grad(fused.reference(*tensors), tensors, seed)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+    result = fused(*tensors)
+    result.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(result, tensors, seed)
+
+
+def test_a_norms_relu_reads_what_the_norm_reads_anyway(device):
+    x = torch.randn(4, 6, device=device, requires_grad=True)
+    result, saved = saved_by(lambda: fusegen.compile("layernorm | relu")(x))
+    pointers = {t.data_ptr() for t in saved}
+    assert x.data_ptr() in pointers
+    assert result.data_ptr() not in pointers
+
+
 def test_changing_what_is_kept_is_torchs_own_error(device):
     x = torch.randn(3, 4, device=device, requires_grad=True)
     value = x * 1

@@ -77,7 +77,14 @@ _INSTANCES = "instance_norm(weight=w, bias=b) | gelu"
 _NORM = "group_norm(8, w, b)"
 _WEIGHTED = "batch_norm(weight=w, bias=b, training=True)"
 _BATCH = "batch_norm(m, v, w, b, training=True) | mul(2) | softmax(1)"
-
+_GATED = (
+    "unflatten(-1, (2, -1)) | keep(y) | select(-2, 0) | silu | keep(g) | recall(y) | select(-2, 1) "
+    "| mul(g)"
+)
+_TURNED = (
+    "unflatten(2, (16, -1)) | rms_norm(weight) | keep(y) | mul(cos) | keep(a) | recall(y) | "
+    "unflatten(-1, (2, -1)) | select(-2, 1) | neg"
+)
 _RESIDUAL = "batch_norm(m, v, w, b, training=True) | add(residual) | relu"
 
 
@@ -119,6 +126,9 @@ _RESIDUAL = "batch_norm(m, v, w, b, training=True) | add(residual) | relu"
         # Columns of two bytes with four tensors of their own; more of each strided row a thread.
         ("batch_norm(m, v, w, b) | relu", Situation(_IMAGES, dtype="bfloat16", layout=_LAST), True),
         ("layernorm(w, b, axis=1) | gelu", Situation((8, 96, 56, 56), dtype="bfloat16"), True),
+        # No rows pass by whole; and no kernel of the backward reads an operand.
+        (f"add(b) | {_GATED}", Situation((8, 256, 1024), {"b": (1024,)}, "bfloat16"), True),
+        (_TURNED, Situation((8, 256, 2048), {"cos": (256, 1, 128)}, "bfloat16"), True),
     ],
 )
 def test_a_chain_of_real_size_compiles_without_a_spill(

@@ -718,45 +718,32 @@ struct BackwardSizes {
   Deal deal;
 };
 
-__device__ __forceinline__ void backward_row_stage_1_once(const float saved_variance, float& inverse_root) {
-  inverse_root = rsqrtf(saved_variance + 1e-05f);
-}
-
-__device__ __forceinline__ void backward_row_stage_1(const float x, const float saved_mean,
-    const float inverse_root, const float weight, const float bias, const float residual, const float d_out,
-    float& total_term, float& total_term_by, float& total_2_term) {
-  // batch_norm(running_mean, running_var, weight, bias, training=True)
-  const float after_batch_norm = fmaf((x - saved_mean) * inverse_root, weight, bias);
-  // add(residual)
-  const float after_add = after_batch_norm + residual;
+__device__ __forceinline__ void backward_row_stage_1(const float out, const float d_out, const float x,
+    const float saved_mean, float& total_term, float& total_term_by, float& total_2_term) {
   // backward, down to add(residual)
   // backward, down to batch_norm(running_mean, running_var, weight, bias, training=True)
-  total_term = after_add <= 0.0f ? 0.0f : d_out;
+  total_term = out <= 0.0f ? 0.0f : d_out;
   total_term_by = x - saved_mean;
   total_2_term = total_term;
 }
 
 __device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total,
-    const float weight, const float count_of_inner, const float total_2, float& inverse_root_2,
-    float& negated, float& product) {
-  inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
-  const float product_2 = total * weight * inverse_root_2 * inverse_root_2 * inverse_root_2;
+    const float weight, const float count_of_inner, const float total_2, float& inverse_root, float& negated,
+    float& product) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float quotient = narrow_div(1.0f, count_of_inner);
-  negated = -(product_2 * quotient);
-  product = total_2 * weight * inverse_root_2 * quotient;
+  const float product_2 = total * weight * inverse_root * inverse_root * inverse_root * quotient;
+  negated = -product_2;
+  product = total_2 * weight * inverse_root * quotient;
 }
 
 __device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
-    const float negated, const float inverse_root_2, const float weight, const float bias,
-    const float residual, const float d_out, const float product, float& d_x, float& d_residual) {
-  // batch_norm(running_mean, running_var, weight, bias, training=True)
-  const float difference = x - saved_mean;
-  const float after_batch_norm = fmaf(difference * inverse_root_2, weight, bias);
-  // add(residual)
-  const float after_add = after_batch_norm + residual;
+    const float negated, const float out, const float d_out, const float weight, const float inverse_root,
+    const float product, float& d_x, float& d_residual) {
   // backward, down to add(residual)
-  const float d_after_add = after_add <= 0.0f ? 0.0f : d_out;
-  d_x = fmaf(difference, negated, d_after_add * weight * inverse_root_2) - product;
+  const float d_after_add = out <= 0.0f ? 0.0f : d_out;
+  const float sum = fmaf(x - saved_mean, negated, d_after_add * weight * inverse_root);
+  d_x = sum - product;
   d_residual = d_after_add;
 }
 
@@ -766,14 +753,13 @@ __device__ __forceinline__ void backward_row_row_values(const float total, const
   d_bias = total_2;
 }
 
-// Reads x, residual, d_out, saved_mean by (outer), saved_variance by (outer), weight by (outer), bias by (outer); writes d_x, d_weight, d_bias, d_residual.
+// Reads out, d_out, x, saved_mean by (outer), weight by (outer), saved_variance by (outer); writes d_x, d_weight, d_bias, d_residual.
 __global__ void __launch_bounds__(128, 3)
-backward_row(const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
-    const float* __restrict__ saved_variance, const bfloat16* __restrict__ weight,
-    const bfloat16* __restrict__ bias, const bfloat16* __restrict__ residual,
-    const bfloat16* __restrict__ d_out, bfloat16* __restrict__ d_x, bfloat16* __restrict__ d_weight,
-    bfloat16* __restrict__ d_bias, bfloat16* __restrict__ d_residual, BackwardSizes sizes,
-    uint64_t* meetings, Index blocks) {
+backward_row(const bfloat16* __restrict__ out, const bfloat16* __restrict__ d_out,
+    const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
+    const bfloat16* __restrict__ weight, const float* __restrict__ saved_variance,
+    bfloat16* __restrict__ d_x, bfloat16* __restrict__ d_weight, bfloat16* __restrict__ d_bias,
+    bfloat16* __restrict__ d_residual, BackwardSizes sizes, uint64_t* meetings, Index blocks) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 8, kPacks = 4, kCells = 2;
   __shared__ float cells[2][8];
@@ -788,13 +774,12 @@ backward_row(const bfloat16* __restrict__ x, const float* __restrict__ saved_mea
   const Index stride = gridDim.x / blocks;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const x_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
-  auto* const residual_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 512) + thread;
-  auto* const d_out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 1024) + thread;
+  auto* const out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
+  auto* const d_out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 512) + thread;
+  auto* const x_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 1024) + thread;
   float saved_mean_ahead[3] = {};
-  float saved_variance_ahead[3] = {};
   float weight_ahead[3] = {};
-  float bias_ahead[3] = {};
+  float saved_variance_ahead[3] = {};
   const auto send_row = [&](Index row, int slot) {
     const Index end = row < rows ? reach : 0;
     const Place base{sizes.deal, row * (sizes.deal.run.value - rows * length), row * length + begin};
@@ -803,18 +788,17 @@ backward_row(const bfloat16* __restrict__ x, const float* __restrict__ saved_mea
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      if (is_here) send(&x_next[slot * 1536 + p * 128], x + (base + i));
-      if (is_here) send(&residual_next[slot * 1536 + p * 128], residual + (base + i));
+      if (is_here) send(&out_next[slot * 1536 + p * 128], out + (base + i));
       if (is_here) send(&d_out_next[slot * 1536 + p * 128], d_out + (base + i));
+      if (is_here) send(&x_next[slot * 1536 + p * 128], x + (base + i));
     }
     send_off();
   };
   if (team < rows) {
     const Index outer = team;
     saved_mean_ahead[1] = widen(saved_mean[outer]);
-    saved_variance_ahead[1] = widen(saved_variance[outer]);
     weight_ahead[1] = widen(weight[outer]);
-    bias_ahead[1] = widen(bias[outer]);
+    saved_variance_ahead[1] = widen(saved_variance[outer]);
   }
   send_row(team, 0);
   send_row(team + stride, 1);
@@ -827,43 +811,37 @@ backward_row(const bfloat16* __restrict__ x, const float* __restrict__ saved_mea
     if (first + stride < rows) {
       const Index outer = first + stride;
       saved_mean_ahead[2] = widen(saved_mean[outer]);
-      saved_variance_ahead[2] = widen(saved_variance[outer]);
       weight_ahead[2] = widen(weight[outer]);
-      bias_ahead[2] = widen(bias[outer]);
+      saved_variance_ahead[2] = widen(saved_variance[outer]);
     }
     ++number;
     {
       const Index end = first < rows ? reach : 0;
       wait_for_sent<1>();
-      Pack<bfloat16, kLanes> x_in[kPacks];
-      Pack<bfloat16, kLanes> residual_in[kPacks];
+      Pack<bfloat16, kLanes> out_in[kPacks];
       Pack<bfloat16, kLanes> d_out_in[kPacks];
+      Pack<bfloat16, kLanes> x_in[kPacks];
       const float saved_mean_value = saved_mean_ahead[1];
-      const float saved_variance_value = saved_variance_ahead[1];
-      const float weight_value = weight_ahead[1];
-      const float bias_value = bias_ahead[1];
       Sum<float> sums_1[2];
-      float inverse_root_value;
-      backward_row_stage_1_once(saved_variance_value, inverse_root_value);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
         const bool is_here = i < end;
         if (!is_here) continue;
-        x_in[p] = x_next[slot * 1536 + p * 128];
-        residual_in[p] = residual_next[slot * 1536 + p * 128];
+        out_in[p] = out_next[slot * 1536 + p * 128];
         d_out_in[p] = d_out_next[slot * 1536 + p * 128];
+        x_in[p] = x_next[slot * 1536 + p * 128];
         Sum<float> sums_1_here[2];
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          const float x_value = widen(x_in[p], lane);
-          const float residual_value = widen(residual_in[p], lane);
+          const float out_value = widen(out_in[p], lane);
           const float d_out_value = widen(d_out_in[p], lane);
+          const float x_value = widen(x_in[p], lane);
           float total_term_value;
           float total_term_by_value;
           float total_2_term_value;
-          backward_row_stage_1(x_value, saved_mean_value, inverse_root_value, weight_value, bias_value,
-              residual_value, d_out_value, total_term_value, total_term_by_value, total_2_term_value);
+          backward_row_stage_1(out_value, d_out_value, x_value, saved_mean_value, total_term_value,
+              total_term_by_value, total_2_term_value);
           sums_1_here[0].add(total_term_value, total_term_by_value);
           sums_1_here[1].add(total_2_term_value);
         }
@@ -894,9 +872,8 @@ backward_row(const bfloat16* __restrict__ x, const float* __restrict__ saved_mea
       const float total_value = found[0];
       const float total_2_value = found[1];
       const float saved_mean_value = saved_mean_ahead[0];
-      const float saved_variance_value = saved_variance_ahead[0];
       const float weight_value = weight_ahead[0];
-      const float bias_value = bias_ahead[0];
+      const float saved_variance_value = saved_variance_ahead[0];
       if (threadIdx.x == 0 && rank == 0) {
         float d_weight_value;
         float d_bias_value;
@@ -905,34 +882,34 @@ backward_row(const bfloat16* __restrict__ x, const float* __restrict__ saved_mea
         d_weight[outer] = narrow<bfloat16>(d_weight_value);
         d_bias[outer] = narrow<bfloat16>(d_bias_value);
       }
-      Pack<bfloat16, kLanes> x_in[kPacks];
-      Pack<bfloat16, kLanes> residual_in[kPacks];
+      Pack<bfloat16, kLanes> out_in[kPacks];
       Pack<bfloat16, kLanes> d_out_in[kPacks];
+      Pack<bfloat16, kLanes> x_in[kPacks];
       const int slot = slot_before;
-      float inverse_root_2_value;
+      float inverse_root_value;
       float negated_value;
       float product_value;
       backward_row_values_once(saved_variance_value, total_value, weight_value, count_of_inner_value,
-          total_2_value, inverse_root_2_value, negated_value, product_value);
+          total_2_value, inverse_root_value, negated_value, product_value);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
         const bool is_here = i < end;
         if (!is_here) continue;
-        x_in[p] = x_next[slot * 1536 + p * 128];
-        residual_in[p] = residual_next[slot * 1536 + p * 128];
+        out_in[p] = out_next[slot * 1536 + p * 128];
         d_out_in[p] = d_out_next[slot * 1536 + p * 128];
+        x_in[p] = x_next[slot * 1536 + p * 128];
         Pack<bfloat16, kLanes> d_x_out;
         Pack<bfloat16, kLanes> d_residual_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          const float x_value = widen(x_in[p], lane);
-          const float residual_value = widen(residual_in[p], lane);
+          const float out_value = widen(out_in[p], lane);
           const float d_out_value = widen(d_out_in[p], lane);
+          const float x_value = widen(x_in[p], lane);
           float d_x_value;
           float d_residual_value;
-          backward_row_values(x_value, saved_mean_value, negated_value, inverse_root_2_value, weight_value,
-              bias_value, residual_value, d_out_value, product_value, d_x_value, d_residual_value);
+          backward_row_values(x_value, saved_mean_value, negated_value, out_value, d_out_value, weight_value,
+              inverse_root_value, product_value, d_x_value, d_residual_value);
           d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
           d_residual_out.at[lane] = narrow<bfloat16>(d_residual_value);
         }
@@ -942,9 +919,8 @@ backward_row(const bfloat16* __restrict__ x, const float* __restrict__ saved_mea
     }
     send_row(first + 2 * stride, slot_before);
     saved_mean_ahead[0] = saved_mean_ahead[1], saved_mean_ahead[1] = saved_mean_ahead[2];
-    saved_variance_ahead[0] = saved_variance_ahead[1], saved_variance_ahead[1] = saved_variance_ahead[2];
     weight_ahead[0] = weight_ahead[1], weight_ahead[1] = weight_ahead[2];
-    bias_ahead[0] = bias_ahead[1], bias_ahead[1] = bias_ahead[2];
+    saved_variance_ahead[0] = saved_variance_ahead[1], saved_variance_ahead[1] = saved_variance_ahead[2];
     slot = slot == 2 ? 0 : slot + 1;
   }
 }
@@ -1073,26 +1049,25 @@ extern "C" int64_t run_forward(const int64_t* a) {
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, weight, bias, residual, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, d_residual, scratch (-1: return the bytes it needs), outer, inner, run and gap of rows, device, stream.
+// a: x, weight, out, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, d_residual, scratch (-1: return the bytes it needs), outer, inner, run and gap of rows, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
-  auto* const bias = reinterpret_cast<const bfloat16*>(a[2]);
-  auto* const residual = reinterpret_cast<const bfloat16*>(a[3]);
-  auto* const saved_mean = reinterpret_cast<const float*>(a[4]);
-  auto* const saved_variance = reinterpret_cast<const float*>(a[5]);
-  auto* const d_out = reinterpret_cast<const bfloat16*>(a[6]);
-  auto* const d_x = reinterpret_cast<bfloat16*>(a[7]);
-  auto* const d_weight = reinterpret_cast<bfloat16*>(a[8]);
-  auto* const d_bias = reinterpret_cast<bfloat16*>(a[9]);
-  auto* const d_residual = reinterpret_cast<bfloat16*>(a[10]);
-  const bool is_measuring = a[11] == -1;
-  if (!is_measuring && ((a[0] | a[3] | a[6] | a[7] | a[10]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[11])};
-  const BackwardSizes sizes{ size_of(a[12]), size_of(a[13]), { size_of(a[14]), static_cast<Index>(a[15])} };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[17]);
-  const int device = static_cast<int>(a[16]);
+  auto* const out = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[3]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[4]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[5]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[6]);
+  auto* const d_weight = reinterpret_cast<bfloat16*>(a[7]);
+  auto* const d_bias = reinterpret_cast<bfloat16*>(a[8]);
+  auto* const d_residual = reinterpret_cast<bfloat16*>(a[9]);
+  const bool is_measuring = a[10] == -1;
+  if (!is_measuring && ((a[0] | a[2] | a[5] | a[6] | a[9]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[10])};
+  const BackwardSizes sizes{ size_of(a[11]), size_of(a[12]), { size_of(a[13]), static_cast<Index>(a[14])} };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[16]);
+  const int device = static_cast<int>(a[15]);
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
@@ -1118,9 +1093,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
     launch.stream = stream;
     launch.attrs = &together;
     launch.numAttrs = 1;
-    cudaLaunchKernelEx(&launch, backward_row, x, saved_mean, saved_variance, weight, bias, residual, d_out,
-        d_x, d_weight, d_bias, d_residual, sizes, backward_row_meetings,
-        static_cast<Index>(backward_row_blocks));
+    cudaLaunchKernelEx(&launch, backward_row, out, d_out, x, saved_mean, weight, saved_variance, d_x,
+        d_weight, d_bias, d_residual, sizes, backward_row_meetings, static_cast<Index>(backward_row_blocks));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

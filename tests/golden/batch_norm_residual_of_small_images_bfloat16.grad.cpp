@@ -373,26 +373,19 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
-static inline __attribute__((always_inline)) void backward_inner_values(const float x,
-    const float saved_mean, const float saved_variance, const float weight, const float bias,
-    const float residual, const float d_out, float& d_residual, float& total_term, float& total_2_term) {
-  // batch_norm(training=True, weight=weight, bias=bias)
-  const float difference = x - saved_mean;
-  const float after_batch_norm = difference * (1.0f / sqrtf(saved_variance + 1e-05f)) * weight + bias;
-  // add(residual)
-  const float after_add = after_batch_norm + residual;
+static inline __attribute__((always_inline)) void backward_inner_values(const float out, const float d_out,
+    const float x, const float saved_mean, float& d_residual, float& total_term, float& total_2_term) {
   // backward, down to add(residual)
-  const float d_after_add = after_add <= 0.0f ? 0.0f : d_out;
+  const float d_after_add = out <= 0.0f ? 0.0f : d_out;
   d_residual = d_after_add;
-  total_term = d_after_add * difference;
+  total_term = d_after_add * (x - saved_mean);
   total_2_term = d_after_add;
 }
 
-static void backward_inner(const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
-    const float* __restrict__ saved_variance, const bfloat16* __restrict__ weight,
-    const bfloat16* __restrict__ bias, const bfloat16* __restrict__ residual,
-    const bfloat16* __restrict__ d_out, bfloat16* __restrict__ d_residual, Sum* __restrict__ total_partials,
-    Sum* __restrict__ total_2_partials, const BackwardSizes sizes, int threads) {
+static void backward_inner(const bfloat16* __restrict__ out, const bfloat16* __restrict__ d_out,
+    const bfloat16* __restrict__ x, const float* __restrict__ saved_mean, bfloat16* __restrict__ d_residual,
+    Sum* __restrict__ total_partials, Sum* __restrict__ total_2_partials, const BackwardSizes sizes,
+    int threads) {
   expect(d_residual, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);
@@ -408,30 +401,27 @@ static void backward_inner(const bfloat16* __restrict__ x, const float* __restri
     for (Index first = piece * kPiece; first < end; first += kLine) {
       const Index width = std::min(kLine, end - first);
       const Index inner = first;
+      float out_room[kLine];
+      const float* const out_line = load<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
       const float saved_mean_value = widen(saved_mean[middle]);
-      const float saved_variance_value = widen(saved_variance[middle]);
-      const float weight_value = widen(weight[middle]);
-      const float bias_value = widen(bias[middle]);
-      float residual_room[kLine];
-      const float* const residual_line = load<1>(residual + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, residual_room);
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
       float d_residual_room[kLine];
       float* const d_residual_line = target<1>(d_residual + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_residual_room);
       float total_term_line[kLine];
       float total_2_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float residual_value = residual_line[i];
+        const float out_value = out_line[i];
         const float d_out_value = d_out_line[i];
+        const float x_value = x_line[i];
         float d_residual_value;
         float total_term_value;
         float total_2_term_value;
-        backward_inner_values(x_value, saved_mean_value, saved_variance_value, weight_value, bias_value,
-            residual_value, d_out_value, d_residual_value, total_term_value, total_2_term_value);
+        backward_inner_values(out_value, d_out_value, x_value, saved_mean_value, d_residual_value,
+            total_term_value, total_2_term_value);
         d_residual_line[i] = d_residual_value;
         total_term_line[i] = total_term_value;
         total_2_term_line[i] = total_2_term_value;
@@ -591,23 +581,22 @@ extern "C" int64_t run_forward(const int64_t* a) {
   return 0;
 }
 
-// a: x, weight, bias, residual, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, d_residual, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: x, weight, out, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, d_residual, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
-  auto* const bias = reinterpret_cast<const bfloat16*>(a[2]);
-  auto* const residual = reinterpret_cast<const bfloat16*>(a[3]);
-  auto* const saved_mean = reinterpret_cast<const float*>(a[4]);
-  auto* const saved_variance = reinterpret_cast<const float*>(a[5]);
-  auto* const d_out = reinterpret_cast<const bfloat16*>(a[6]);
-  auto* const d_x = reinterpret_cast<bfloat16*>(a[7]);
-  auto* const d_weight = reinterpret_cast<bfloat16*>(a[8]);
-  auto* const d_bias = reinterpret_cast<bfloat16*>(a[9]);
-  auto* const d_residual = reinterpret_cast<bfloat16*>(a[10]);
-  const bool is_measuring = a[11] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[11])};
-  const BackwardSizes sizes{ {a[12]}, {a[13]}, {a[14]} };
-  const int threads = static_cast<int>(a[15]);
+  auto* const out = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[3]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[4]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[5]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[6]);
+  auto* const d_weight = reinterpret_cast<bfloat16*>(a[7]);
+  auto* const d_bias = reinterpret_cast<bfloat16*>(a[8]);
+  auto* const d_residual = reinterpret_cast<bfloat16*>(a[9]);
+  const bool is_measuring = a[10] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[10])};
+  const BackwardSizes sizes{ {a[11]}, {a[12]}, {a[13]} };
+  const int threads = static_cast<int>(a[14]);
   const Index total_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
 ;
   const Index total_2_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
@@ -617,8 +606,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   if (is_measuring) return scratch.used;
-  backward_inner(x, saved_mean, saved_variance, weight, bias, residual, d_out, d_residual, total_partials,
-      total_2_partials, sizes, threads);
+  backward_inner(out, d_out, x, saved_mean, d_residual, total_partials, total_2_partials, sizes, threads);
   backward_finalise(saved_variance, d_weight, d_bias, total_scratch, total_2_scratch, total_partials,
       total_2_partials, sizes, total_partials_slots, threads);
   backward_pointwise(x, saved_mean, total_scratch, weight, saved_variance, d_residual, total_2_scratch, d_x,

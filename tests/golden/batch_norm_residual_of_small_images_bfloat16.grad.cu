@@ -472,30 +472,19 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void backward_outer_values_once(const float saved_variance, float& inverse_root) {
-  inverse_root = rsqrtf(saved_variance + 1e-05f);
-}
-
-__device__ __forceinline__ void backward_outer_values(const float x, const float saved_mean,
-    const float inverse_root, const float weight, const float bias, const float residual, const float d_out,
-    float& d_residual, float& total_term, float& total_2_term) {
-  // batch_norm(training=True, weight=weight, bias=bias)
-  const float difference = x - saved_mean;
-  const float after_batch_norm = fmaf(difference * inverse_root, weight, bias);
-  // add(residual)
-  const float after_add = after_batch_norm + residual;
+__device__ __forceinline__ void backward_outer_values(const float out, const float d_out, const float x,
+    const float saved_mean, float& d_residual, float& total_term, float& total_2_term) {
   // backward, down to add(residual)
-  const float d_after_add = after_add <= 0.0f ? 0.0f : d_out;
+  const float d_after_add = out <= 0.0f ? 0.0f : d_out;
   d_residual = d_after_add;
-  total_term = difference * d_after_add;
+  total_term = (x - saved_mean) * d_after_add;
   total_2_term = d_after_add;
 }
 
-// Reads x, residual, d_out, saved_mean by (middle), saved_variance by (middle), weight by (middle), bias by (middle); leaves partials of total, total_2; writes d_residual.
+// Reads x, out, d_out, saved_mean by (middle); leaves partials of total, total_2; writes d_residual.
 template <int kLanes>
-__global__ void __launch_bounds__(256, 2)
-backward_outer(const bfloat16* x, const float* saved_mean, const float* saved_variance,
-    const bfloat16* weight, const bfloat16* bias, const bfloat16* residual, const bfloat16* d_out,
+__global__ void __launch_bounds__(256, 3)
+backward_outer(const bfloat16* x, const float* saved_mean, const bfloat16* out, const bfloat16* d_out,
     bfloat16* __restrict__ d_residual, Sum<float>* __restrict__ total_partials,
     Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
@@ -510,35 +499,24 @@ backward_outer(const bfloat16* x, const float* saved_mean, const float* saved_va
   Sum<float> total_2_sum[kLanes];
   if (column < columns) {
     float saved_mean_column[kLanes];
-    float inverse_root_column[kLanes];
-    float weight_column[kLanes];
-    float bias_column[kLanes];
 #pragma unroll
     for (int lane = 0; lane < kLanes; ++lane) {
       const Index above_inner = divide(column + lane, sizes.inner);
       const Index middle = above_inner;
       const float saved_mean_value = widen(saved_mean[middle]);
-      const float saved_variance_value = widen(saved_variance[middle]);
-      const float weight_value = widen(weight[middle]);
-      const float bias_value = widen(bias[middle]);
-      float inverse_root_value;
-      backward_outer_values_once(saved_variance_value, inverse_root_value);
       saved_mean_column[lane] = saved_mean_value;
-      inverse_root_column[lane] = inverse_root_value;
-      weight_column[lane] = weight_value;
-      bias_column[lane] = bias_value;
     }
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
       Pack<bfloat16, kLanes> x_in[kRows];
-      Pack<bfloat16, kLanes> residual_in[kRows];
+      Pack<bfloat16, kLanes> out_in[kRows];
       Pack<bfloat16, kLanes> d_out_in[kRows];
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
         x_in[p] = load<kLanes>(x + (row * columns + column));
-        residual_in[p] = load<kLanes>(residual + (row * columns + column));
+        out_in[p] = load<kLanes>(out + (row * columns + column));
         d_out_in[p] = load<kLanes>(d_out + (row * columns + column));
       }
 #pragma unroll
@@ -549,17 +527,14 @@ backward_outer(const bfloat16* x, const float* saved_mean, const float* saved_va
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float saved_mean_value = saved_mean_column[lane];
-          const float inverse_root_value = inverse_root_column[lane];
-          const float weight_value = weight_column[lane];
-          const float bias_value = bias_column[lane];
           const float x_value = widen(x_in[p], lane);
-          const float residual_value = widen(residual_in[p], lane);
+          const float out_value = widen(out_in[p], lane);
           const float d_out_value = widen(d_out_in[p], lane);
           float d_residual_value;
           float total_term_value;
           float total_2_term_value;
-          backward_outer_values(x_value, saved_mean_value, inverse_root_value, weight_value, bias_value,
-              residual_value, d_out_value, d_residual_value, total_term_value, total_2_term_value);
+          backward_outer_values(out_value, d_out_value, x_value, saved_mean_value, d_residual_value,
+              total_term_value, total_2_term_value);
           d_residual_out.at[lane] = narrow<bfloat16>(d_residual_value);
           if (is_here) total_sum[lane].add(total_term_value);
           if (is_here) total_2_sum[lane].add(total_2_term_value);
@@ -1038,26 +1013,25 @@ extern "C" int64_t run_forward(const int64_t* a) {
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, weight, bias, residual, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, d_residual, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// a: x, weight, out, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, d_residual, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
-  auto* const bias = reinterpret_cast<const bfloat16*>(a[2]);
-  auto* const residual = reinterpret_cast<const bfloat16*>(a[3]);
-  auto* const saved_mean = reinterpret_cast<const float*>(a[4]);
-  auto* const saved_variance = reinterpret_cast<const float*>(a[5]);
-  auto* const d_out = reinterpret_cast<const bfloat16*>(a[6]);
-  auto* const d_x = reinterpret_cast<bfloat16*>(a[7]);
-  auto* const d_weight = reinterpret_cast<bfloat16*>(a[8]);
-  auto* const d_bias = reinterpret_cast<bfloat16*>(a[9]);
-  auto* const d_residual = reinterpret_cast<bfloat16*>(a[10]);
-  const bool is_measuring = a[11] == -1;
-  if (!is_measuring && ((a[0] | a[3] | a[6] | a[7] | a[10]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[11])};
-  const BackwardSizes sizes{ size_of(a[12]), size_of(a[13]), size_of(a[14]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[16]);
-  const int device = static_cast<int>(a[15]);
+  auto* const out = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[3]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[4]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[5]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[6]);
+  auto* const d_weight = reinterpret_cast<bfloat16*>(a[7]);
+  auto* const d_bias = reinterpret_cast<bfloat16*>(a[8]);
+  auto* const d_residual = reinterpret_cast<bfloat16*>(a[9]);
+  const bool is_measuring = a[10] == -1;
+  if (!is_measuring && ((a[0] | a[2] | a[5] | a[6] | a[9]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[10])};
+  const BackwardSizes sizes{ size_of(a[11]), size_of(a[12]), size_of(a[13]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[15]);
+  const int device = static_cast<int>(a[14]);
   const DeviceGuard guard(device);
   const int64_t backward_outer_rows = static_cast<int64_t>(sizes.outer.value),
       backward_outer_columns = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value), backward_outer_kept = 1;
@@ -1115,9 +1089,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
-    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, x, saved_mean, saved_variance,
-        weight, bias, residual, d_out, d_residual, total_partials, total_2_partials, sizes,
-        static_cast<Index>(backward_outer_slots));
+    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, x, saved_mean, out, d_out,
+        d_residual, total_partials, total_2_partials, sizes, static_cast<Index>(backward_outer_slots));
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value), results = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);

@@ -245,18 +245,15 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-static inline __attribute__((always_inline)) void backward_outer_values(const float x, const float bias,
-    const float d_out, float& d_x, float& total_term) {
-  // add_channel(bias, axis=-1)
-  const float after_add_channel = x + bias;
+static inline __attribute__((always_inline)) void backward_outer_values(const float out, const float d_out,
+    float& d_x, float& total_term) {
   // backward, down to add_channel(bias, axis=-1)
-  d_x = after_add_channel <= 0.0f ? 0.0f : d_out;
+  d_x = out <= 0.0f ? 0.0f : d_out;
   total_term = d_x;
 }
 
-static void backward_outer(const float* __restrict__ x, const float* __restrict__ bias,
-    const float* __restrict__ d_out, float* __restrict__ d_x, Sum* __restrict__ total_partials,
-    const BackwardSizes sizes, int threads) {
+static void backward_outer(const float* __restrict__ out, const float* __restrict__ d_out,
+    float* __restrict__ d_x, Sum* __restrict__ total_partials, const BackwardSizes sizes, int threads) {
   expect(d_x, sizes.outer.value * sizes.inner.value);
   const Index kept = 1, rows = sizes.outer.value, columns = sizes.inner.value;
   const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
@@ -271,10 +268,8 @@ static void backward_outer(const float* __restrict__ x, const float* __restrict_
       for (Index first = begin; first < end; first += kLine) {
         const Index width = std::min(kLine, end - first);
         const Index inner = first;
-        float x_room[kLine];
-        const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-        float bias_room[kLine];
-        const float* const bias_line = load<1>(bias + inner, width, bias_room);
+        float out_room[kLine];
+        const float* const out_line = load<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
         float d_out_room[kLine];
         const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
             d_out_room);
@@ -283,12 +278,11 @@ static void backward_outer(const float* __restrict__ x, const float* __restrict_
         float total_term_line[kLine];
 #pragma omp simd
         for (Index i = 0; i < padded(width); ++i) {
-          const float x_value = x_line[i];
-          const float bias_value = bias_line[i];
+          const float out_value = out_line[i];
           const float d_out_value = d_out_line[i];
           float d_x_value;
           float total_term_value;
-          backward_outer_values(x_value, bias_value, d_out_value, d_x_value, total_term_value);
+          backward_outer_values(out_value, d_out_value, d_x_value, total_term_value);
           d_x_line[i] = d_x_value;
           total_term_line[i] = total_term_value;
         }
@@ -346,23 +340,22 @@ extern "C" int64_t run_forward(const int64_t* a) {
   return 0;
 }
 
-// a: x, bias, d_out, d_x, d_bias, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: out, d_out, d_x, d_bias, scratch (-1: return the bytes it needs), outer, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const float*>(a[0]);
-  auto* const bias = reinterpret_cast<const float*>(a[1]);
-  auto* const d_out = reinterpret_cast<const float*>(a[2]);
-  auto* const d_x = reinterpret_cast<float*>(a[3]);
-  auto* const d_bias = reinterpret_cast<float*>(a[4]);
-  const bool is_measuring = a[5] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
-  const BackwardSizes sizes{ {a[6]}, {a[7]} };
-  const int threads = static_cast<int>(a[8]);
+  auto* const out = reinterpret_cast<const float*>(a[0]);
+  auto* const d_out = reinterpret_cast<const float*>(a[1]);
+  auto* const d_x = reinterpret_cast<float*>(a[2]);
+  auto* const d_bias = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const BackwardSizes sizes{ {a[5]}, {a[6]} };
+  const int threads = static_cast<int>(a[7]);
   const Index total_partials_slots = slots_of(sizes.outer.value, sizes.inner.value,
       1 * ((sizes.inner.value + kBeside - 1) / kBeside))
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_outer(x, bias, d_out, d_x, total_partials, sizes, threads);
+  backward_outer(out, d_out, d_x, total_partials, sizes, threads);
   backward_finalise(d_bias, total_partials, sizes, total_partials_slots, threads);
   return 0;
 }

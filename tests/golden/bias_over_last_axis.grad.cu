@@ -259,19 +259,17 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void backward_outer_values(const float x, const float bias, const float d_out,
-    float& d_x, float& total_term) {
-  // add_channel(bias, axis=-1)
-  const float after_add_channel = x + bias;
+__device__ __forceinline__ void backward_outer_values(const float out, const float d_out, float& d_x,
+    float& total_term) {
   // backward, down to add_channel(bias, axis=-1)
-  d_x = after_add_channel <= 0.0f ? 0.0f : d_out;
+  d_x = out <= 0.0f ? 0.0f : d_out;
   total_term = d_x;
 }
 
-// Reads x, d_out, bias by (inner); leaves partials of total; writes d_x.
+// Reads out, d_out; leaves partials of total; writes d_x.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
-backward_outer(const float* x, const float* bias, const float* d_out, float* __restrict__ d_x,
+backward_outer(const float* out, const float* d_out, float* __restrict__ d_x,
     Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   constexpr int kRows = 2;
@@ -283,16 +281,15 @@ backward_outer(const float* x, const float* bias, const float* d_out, float* __r
   const Index slot = task;
   Sum<float> total_sum[kLanes];
   if (column < columns) {
-    const Pack<float, kLanes> bias_in = load<kLanes>(bias + column);
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<float, kLanes> x_in[kRows];
+      Pack<float, kLanes> out_in[kRows];
       Pack<float, kLanes> d_out_in[kRows];
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
-        x_in[p] = load<kLanes>(x + (row * columns + column));
+        out_in[p] = load<kLanes>(out + (row * columns + column));
         d_out_in[p] = load<kLanes>(d_out + (row * columns + column));
       }
 #pragma unroll
@@ -302,12 +299,11 @@ backward_outer(const float* x, const float* bias, const float* d_out, float* __r
         Pack<float, kLanes> d_x_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          const float x_value = widen(x_in[p], lane);
+          const float out_value = widen(out_in[p], lane);
           const float d_out_value = widen(d_out_in[p], lane);
-          const float bias_value = widen(bias_in, lane);
           float d_x_value;
           float total_term_value;
-          backward_outer_values(x_value, bias_value, d_out_value, d_x_value, total_term_value);
+          backward_outer_values(out_value, d_out_value, d_x_value, total_term_value);
           d_x_out.at[lane] = narrow<float>(d_x_value);
           if (is_here) total_sum[lane].add(total_term_value);
         }
@@ -482,20 +478,19 @@ extern "C" int64_t run_forward(const int64_t* a) {
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, bias, d_out, d_x, d_bias, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// a: out, d_out, d_x, d_bias, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const float*>(a[0]);
-  auto* const bias = reinterpret_cast<const float*>(a[1]);
-  auto* const d_out = reinterpret_cast<const float*>(a[2]);
-  auto* const d_x = reinterpret_cast<float*>(a[3]);
-  auto* const d_bias = reinterpret_cast<float*>(a[4]);
-  const bool is_measuring = a[5] == -1;
-  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
-  const BackwardSizes sizes{ size_of(a[6]), size_of(a[7]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
-  const int device = static_cast<int>(a[8]);
+  auto* const out = reinterpret_cast<const float*>(a[0]);
+  auto* const d_out = reinterpret_cast<const float*>(a[1]);
+  auto* const d_x = reinterpret_cast<float*>(a[2]);
+  auto* const d_bias = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const BackwardSizes sizes{ size_of(a[5]), size_of(a[6]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
+  const int device = static_cast<int>(a[7]);
   const DeviceGuard guard(device);
   const int64_t backward_outer_rows = static_cast<int64_t>(sizes.outer.value),
       backward_outer_columns = static_cast<int64_t>(sizes.inner.value), backward_outer_kept = 1;
@@ -521,8 +516,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
-    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, x, bias, d_out, d_x,
-        total_partials, sizes, static_cast<Index>(backward_outer_slots));
+    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, out, d_out, d_x, total_partials,
+        sizes, static_cast<Index>(backward_outer_slots));
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
