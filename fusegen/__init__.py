@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 from collections.abc import Callable
 from functools import update_wrapper
 from inspect import isfunction
+from inspect import signature as signature_of
 from typing import TYPE_CHECKING, Any
 
 from fusegen.dsl import chain
@@ -90,6 +91,7 @@ def compile(source: str | Chain | Op | Callable[..., Any]) -> "Fused":
     fused = Fused(chain(source))
     if isfunction(source):  # so that help and inspect.signature tell what the function would
         update_wrapper(fused, source, updated=())
+        fused._input = next(iter(signature_of(source).parameters))
     return fused
 
 

@@ -24,7 +24,13 @@ from fusegen.ops import Chain
 def check_tensor(name: str, value: Any) -> None:
     """Raise ArgumentError for anything but a strided tensor."""
     if not isinstance(value, Tensor):
-        raise ArgumentError(f"argument {name!r}: got {type(value).__name__}, wanted a torch.Tensor")
+        hint = ""
+        if isinstance(value, int | float):
+            hint = f"; pass torch.tensor({value}), or make it a number of the chain, which is a "
+            hint += "parameter with a default, or in text the number itself"
+        raise ArgumentError(
+            f"argument {name!r}: got {type(value).__name__}, wanted a torch.Tensor{hint}"
+        )
     if value.is_nested:
         raise ArgumentError(
             f"argument {name!r}: got a nested tensor, wanted one of a single shape; use "

@@ -40,13 +40,13 @@ Kinds = Mapping[str, tuple[Shape, str]]
 Windows = tuple[tuple[int, Window], ...]  # of an axis each
 
 
-def bind(chain: Chain, x: tuple[Shape, str], operands: Kinds) -> Bound:
+def bind(chain: Chain, x: tuple[Shape, str], operands: Kinds, called: str = "x") -> Bound:
     """Check shapes and element types of a call step by step, as eager would meet them.
 
     x and operands are (shape, dtype name). Raises ArgumentError with the argument, what it got and
     what was wanted.
     """
-    check_element_type("x", x[1])
+    check_element_type(called, x[1])
     for name, (_, dtype) in operands.items():
         is_counter = any(parameter.name == COUNTER for _, parameter in chain.uses(name))
         if not is_counter and name not in chain.drawn and not holds_labels(chain, name):

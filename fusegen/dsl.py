@@ -9,10 +9,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
+from types import BuiltinFunctionType
 from typing import Any, NoReturn
 
 from fusegen.errors import ChainError
 from fusegen.ops import (
+    ALIASES,
+    OPS,
     STRUCTURAL,
     BadArgument,
     BadStep,
@@ -53,6 +56,11 @@ def chain(source: str | Chain | Op | Callable[..., Any]) -> Chain:
     if isinstance(found := getattr(source, "chain", None), Chain):  # of what is compiled already
         return found
     if callable(source):
+        name = getattr(source, "__name__", "").removeprefix("special_")
+        own = ALIASES.get(name, name)
+        is_torchs = str(getattr(source, "__module__", None)) in ("None", "torch", "torch._C._nn", "torch._C._special")
+        if own in OPS and is_torchs and isinstance(source, BuiltinFunctionType):
+            return OPS[own]()  # which has no signature to trace it by
         return trace(source)
     raise ChainError(
         f"a chain is text, op calls joined by | or a function, got a {type(source).__name__}"

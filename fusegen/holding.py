@@ -39,6 +39,7 @@ _NARROW_BYTES, _FLOAT_BYTES = 2, 4
 _LONGEST_SUMMED = {True: 200, False: 60}
 _KERNEL_BYTES = 4 << 20  # what memory moves while a kernel begins and ends
 _ROW_BYTES = 256  # while a row of sums along it, as many as 16 elements in fp32 take on an H100
+_MOST_SAMPLES = 1024  # of which a block has what rows leave of each, whatever their number
 _LEAST_GAIN = 0.97  # of what is taken otherwise: below, the likelier rows are as good
 
 
@@ -178,14 +179,18 @@ def _with_smaller(
         more = [n for n in reduces if ir.reduction(n)[1] > rows.axes and n.args[0].extent == every]
         options |= dict.fromkeys((ir.reduction(n)[1] - rows.axes, every - rows.axes) for n in more)
     reduces_twice = not plain.rows and len(reduced_axes(program)) > 1
+    # Sizes of channels, unlike those of samples and images, are a model's: no other is built.
+    channels = frozenset(a for axis in bound.slots[1:2] for a in axis)
     if program.name in plain.strips or reduces_twice:
-        # Sizes of channels, unlike those of samples and images, are a model's: no other is built.
-        channels = frozenset(a for axis in bound.slots[1:2] for a in axis)
         found = _left(make_entry(program, plain))
         options |= dict.fromkeys(option for option in found if option[0] <= channels)
     least = _cost(program, plain, bound) if options else 0
     for axes, domain in options:
         around = [a for a in plain.order if a in domain]
+        if axes == domain and not axes <= channels:
+            length = math.prod(bound.domain[a] for a in axes)
+            if length > _MOST_SAMPLES:
+                continue
         tier = held_tier(axes, [program], dtypes, bound, around, limits, is_left=True)
         is_new = all((axes, domain) != (rows.axes, rows.domain) for _, rows in plain.rows)
         if is_new and tier is not None and not tier.is_shared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -38,9 +39,11 @@ class Layer(nn.Module):
         self._lent: dict[str, tuple[nn.Module, str]] = {}
         self._parts: tuple[nn.Module, ...] = (self,)
         self._by_mode: dict[tuple[bool, ...], Fused] = {}
+        self._input = "x"  # what x may be called
         if isinstance(source, nn.Module) and not isinstance(getattr(source, "chain", None), Chain):
             self.module, self.training = source, source.training
             self._lent, self._parts = lent_by(source), tuple(source.modules())
+            self._input = next(iter(inspect.signature(source.forward).parameters), "x")
             self._find()
             # Where a tracer will not look into this: the usual modes, as far as a chain can be.
             for is_training in (True, False):
@@ -92,9 +95,11 @@ class Layer(nn.Module):
         """The chain: of a module, in the modes in which its parts are; else as it trains."""
         return (self._find() if "module" in self._modules else self._by_mode[True,]).chain
 
-    def forward(self, x: Tensor, *operands: Tensor, **named: Tensor) -> Any:
+    def forward(self, x: Tensor | None = None, *operands: Tensor, **named: Tensor) -> Any:
         """What the compiled chain gives for x, the operands that are held and those passed here."""
         fused = self._find()
+        if x is None:
+            x = named.pop(self._input, None)
         names = fused.chain.given
         passed = [n for n in names if n not in self._lent and n not in self._held]
         takes = [n for n in passed if n not in named] if named else passed

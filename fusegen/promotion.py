@@ -100,9 +100,11 @@ def _promoted(args: Iterable[Kind]) -> str | None:
 def check_element_type(name: str, dtype: str) -> None:
     """Raise ArgumentError for a tensor of a type that no kernel reads."""
     if dtype not in (*FLOATING, "bool"):
+        labels = "; a loss takes labels as they are passed, so give them its shape in the call"
         raise ArgumentError(
             f"argument {name!r}: got a tensor of {dtype}, wanted one of {', '.join(FLOATING)}, or "
             f"of bool for conditions; convert it first, for example {name}.float()"
+            f"{labels if dtype == WHOLE else ''}"
         )
 
 

@@ -75,10 +75,11 @@ class Fused:
         # Plain attributes, which dynamo can read.
         self._text, self._given, self._count = chain.text, chain.given, 1 + len(chain.gives)
         self._name = chain.recorded_name
+        self._input = "x"  # what x may be called
         self._generator = build_key(generator())
 
     def __call__(
-        self, x: Tensor, *operands: Tensor, out: Tensor | None = None, **named: Tensor
+        self, x: Tensor | None = None, *operands: Tensor, out: Tensor | None = None, **named: Tensor
     ) -> Any:
         """The chain applied to x: a tensor; or where the chain gives values beside its result, a
         tuple of the result and of those, in the chain's order.
@@ -87,6 +88,8 @@ class Fused:
         dtype and device, nothing that needs a gradient may go in, and the chain
         gives nothing beside it. Raises ArgumentError for a mistake in the arguments.
         """
+        if x is None:
+            x = self._named_input(named)
         if is_dynamo_compiling():
             return self._shown(x, operands, named, out)
         if self._is_sensitive and torch._C._is_any_autocast_enabled():
@@ -117,6 +120,15 @@ class Fused:
             if out is not None:
                 raise
             return self._of_nothing(x, operands)
+
+    def _named_input(self, named: dict[str, Tensor]) -> Tensor:
+        """x, by the name that the function has for it."""
+        if self._input not in named:
+            raise ArgumentError(
+                f"argument {self._input!r} is missing, or None: the chain {self._text!r} takes "
+                f"{', '.join((self._input, *self._given))}"
+            )
+        return named.pop(self._input)
 
     def _of_nothing(self, x: Tensor, operands: Sequence[Tensor]) -> Result:
         """What torch's own operations give where a reduction has no elements: there is nothing to
@@ -235,7 +247,9 @@ class Fused:
     ) -> tuple[Tensor, ...]:
         names = self._given
         given = dict(zip(names, operands, strict=False))
-        expected = f"the chain {self._text!r} takes x" + "".join(f", {n}" for n in names)
+        expected = f"the chain {self._text!r} takes {', '.join((self._input, *names))}"
+        if hasattr(self, "__wrapped__"):
+            expected += "; a parameter with a default is a number of the chain"
         if len(operands) > len(names):
             raise ArgumentError(f"got {len(operands)} operands, wanted {len(names)}: {expected}")
         for name in named:

@@ -132,7 +132,8 @@ def bind_all(
     for segment in found:
         x = x if segment.source is None else known[segment.source]
         known |= dict.fromkeys(segment.entering, x)
-        bound = bind(segment.chain, x, {n: known[n] for n in segment.chain.operands})
+        given = {n: known[n] for n in segment.chain.operands}
+        bound = bind(segment.chain, x, given, segment.source or "x")
         bounds.append(bound)
         x = (bound.result_shape, bound.dtype)
         known |= dict.fromkeys(segment.leaving, x)

@@ -240,7 +240,8 @@ def known(value: Any, where: str) -> Any:
     tracing = _tracing.get()
     if tracing is not None and tracing.has_gradients != _has_gradients():
         raise ChainError(
-            f"{where}: under torch.no_grad(); of what has no gradient write x.detach()"
+            f"{where}: under torch.no_grad(), or in a torch.autograd.Function, which no chain has; "
+            "of what has no gradient write x.detach(), as in x + (q - x).detach()"
         )
     if not is_tensor(value):
         return value

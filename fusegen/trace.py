@@ -154,8 +154,9 @@ class _Line:
     def through(self, results: tuple[Expr, ...]) -> Chain:
         """The steps from x to the first of the results, by way of the others."""
         live, of_x = self._live(results)
-        if not of_x.issuperset(results):
-            raise ChainError(f"{self.name}: the result does not depend on the first parameter")
+        if alone := [i for i, r in enumerate(results, start=1) if r not in of_x]:
+            which = f"result {alone[0]} of {len(results)}" if len(results) > 1 else "the result"
+            raise ChainError(f"{self.name}: {which} does not depend on the first parameter")
         order = _in_order(results, live, of_x)
         self.given = tuple(n for n in order if n in results[1:])
         if self.given != results[1:] or order[-1] is not results[0]:

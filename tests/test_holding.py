@@ -5,7 +5,7 @@ import torch
 from numeric import assert_as_accurate, outcome
 
 import fusegen
-from fusegen.describe import Situation, modules
+from fusegen.describe import Situation, modules, sources
 from fusegen.emission import make_entry
 from fusegen.holding import signature
 from fusegen.traffic import moved
@@ -140,7 +140,8 @@ LEFT = {
         "row row",
         "row pointwise",
     ),
-    "softmax(-1) | log | sum(-1) | mean((0, 1, 2))": ("row row", "row"),
+    "softmax(-1) | log | sum(-1) | mean((0, 1, 2))": ("row inner finalise", "row"),
+    "softmax(-1) | log | sum(-1) | mean((1, 2)) | mean": ("row row row", "row"),
 }
 
 
@@ -149,6 +150,18 @@ def test_rows_of_what_reductions_leave_have_a_kernel_too(chain: str) -> None:
     (module,) = modules(fusegen.chain(chain), "cuda", Situation((16, 32, 24, 96)), grad=True)
     entries = (make_entry(p, module.signature) for p in module.programs)
     assert tuple(" ".join(k.family for k in entry.kernels) for entry in entries) == LEFT[chain]
+
+
+@pytest.mark.parametrize(
+    "chain", ["cross_entropy(t)", "log_softmax(-1) | mul(0.5) | sum(-1) | mean"]
+)
+def test_how_many_samples_a_loss_is_of_makes_no_other_module(chain: str) -> None:
+    found = {
+        part.text
+        for count in (1025, 3001, 8192, 12_001, 65_537)
+        for part in sources(fusegen.chain(chain), "cuda", Situation((count, 320)), grad=True)
+    }
+    assert len(found) == 1
 
 
 def test_a_chain_with_one_way_to_hold_rows_is_not_scheduled_to_choose(monkeypatch) -> None:

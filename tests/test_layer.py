@@ -270,6 +270,9 @@ class Named(nn.Module):
 def test_names_of_arguments_and_of_tensors_are_told_apart():
     x = torch.randn(4, 8)
     torch.testing.assert_close(Layer(Named())(x), x * 3 + 0.5)
+    torch.testing.assert_close(Layer(Named())(weight=x), x * 3 + 0.5)  # as its forward calls it
+    with pytest.raises(ArgumentError, match="argument 'x' is missing, or None"):
+        Layer("relu")()
 
 
 class Activated(nn.BatchNorm1d):

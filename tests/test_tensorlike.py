@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusegen
-from fusegen.errors import ChainError
+from fusegen.errors import ArgumentError, ChainError
 
 # A function, and the chain that it is.
 FUNCTIONS: list[tuple[Callable[..., object], str]] = [
@@ -260,7 +260,10 @@ WRONG: list[tuple[Callable[..., object], str]] = [
     (lambda x: x.chunk(0), r"x.chunk: got 0, wanted how many parts"),
     (lambda x: F.mse_loss(x, x * 2, size_average=False), r"a chain has no size_average= there"),
     (lambda x: torch.rsub(x, 2.0, alpha=0), r"a chain has no alpha= there"),
-    (without_gradients, r"x.abs: under torch.no_grad\(\); of what has no gradient write x.detach"),
+    (
+        without_gradients,
+        r"x.abs: under torch.no_grad\(\), .*; of what has no gradient write x.detach",
+    ),
     (scaled_without_gradients, r"mul: under torch.no_grad\(\)"),
     (lambda x: torch.linalg.norm(x, 1), r"torch's linalg_norm is no operation of a chain"),
     (lambda x: torch.round(x, decimals=0), r"a chain has no decimals= there; it is round"),
@@ -286,3 +289,47 @@ def test_an_expression_is_none_of_what_a_tensor_is_not():
         fusegen.chain(lambda x: x.__array__())
     with pytest.raises(ChainError, match="no attribute 'relux'"):
         fusegen.chain(lambda x: x.relux())
+
+
+def test_the_input_may_be_passed_by_its_own_name():
+    @fusegen.compile
+    def block(hidden_states, residual):
+        return F.relu(hidden_states + residual)
+
+    x = torch.randn(3, 4)
+    assert torch.equal(block(hidden_states=x, residual=x), F.relu(2 * x))
+    assert torch.equal(block(residual=x, hidden_states=x), block(x, x))
+    for arguments, named in (((), {}), ((), {"residual": x}), ((None, x), {})):
+        with pytest.raises(
+            ArgumentError, match=r"'hidden_states' is missing, or None: .* takes hid"
+        ):
+            block(*arguments, **named)
+    with pytest.raises(ArgumentError, match="no operand is called 'hidden_states'"):
+        block(x, hidden_states=x)
+
+
+@pytest.mark.parametrize("function", [torch.tanh, torch.relu, F.gelu, torch.special.expit, F.silu])
+def test_functions_of_torchs_without_a_signature_are_the_operations_of_their_names(function):
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(fusegen.compile(function)(x), function(x))
+
+
+def test_mistakes_of_a_call_are_told_with_what_to_do():
+    x, labels = torch.randn(2, 3, 5), torch.zeros(2, 3, dtype=torch.int64)
+
+    def loss(x, t):
+        return F.cross_entropy(x.flatten(0, 1), t.flatten())
+
+    for function, arguments, message in (
+        (lambda x, t: x / t, (x, 0.5), r"argument 't': got float, .*; pass torch.tensor\(0.5\)"),
+        (lambda x, t=2.0: x / t, (x, 0.5), "a parameter with a default is a number of the chain"),
+        (loss, (x, labels), "argument 't': .* so give them its shape in the call"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            fusegen.compile(function)(*arguments)
+    for function, message in (
+        (lambda x: x.to(torch.int8), "got torch.int8"),
+        (lambda x, y: (x * 2, y * 2), "result 2 of 2 does not depend on the first parameter"),
+    ):
+        with pytest.raises(ChainError, match=message):
+            fusegen.compile(function)

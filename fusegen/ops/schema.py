@@ -133,7 +133,7 @@ def signature_text(op_name: str, parameters: Sequence[Parameter]) -> str:
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
     """The candidate that word was probably meant to be, if any comes close."""
-    close = difflib.get_close_matches(word.lower(), list(candidates), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.lower(), list(candidates), n=1, cutoff=0.7)
     return close[0] if close else None
 
 
@@ -226,7 +226,8 @@ def show_value(value: object) -> str:
     if value is None or isinstance(value, bool | int | float | str | tuple | list | Expr):
         text = repr(value)
         return text if len(text) <= 60 else f"{text[:57]}..."
-    return f"a {type(value).__name__}"
+    name = str(value)
+    return name if name.startswith("torch.") else f"a {type(value).__name__}"  # one of its types
 
 
 # From a Python signature to parameters.
