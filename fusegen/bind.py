@@ -73,7 +73,8 @@ class _Binding:
         self.windows: dict[int, Window] = {}  # of each axis that is pooled
         self.unpooled: set[str] = set()  # the operands that are met before the pooling
         self.updates: list[Update] = []
-        self.main, self.is_aside = self.running, False  # the last value of x, and whether it is on
+        self.main = self.running  # the last value that was made of x
+        self.is_aside = False  # whether what is running is of operands alone
         self.aside: set[str] = set()  # kept values of operands alone
         self.new: dict[int, tuple[int, ...]] = {}  # where new axes of an operand lie, by their step
 
@@ -140,7 +141,7 @@ class _Binding:
         """Whether a step only names a value or takes up a named one, which is then done."""
         if step.is_naming:
             self.kept[step.names[0]] = (self.running, self.dtype)
-            self.aside |= {*step.names} if self.is_aside else {*()}
+            self.aside |= {*step.names} if self.is_aside else set()
         elif step.op == "recall":
             self.running, self.dtype = self.kept[step.names[0]]
             self.is_aside = step.names[0] in self.aside
@@ -151,7 +152,8 @@ class _Binding:
     def _take_up(self, at: int, name: str) -> None:
         """Go on with an operand, along the axes of the value before, or of x."""
         step, (shape, self.dtype) = self.chain.steps[at], self.given[name]
-        self.main, self.is_aside = self.running if not self.is_aside else self.main, True
+        self.main = self.main if self.is_aside else self.running
+        self.is_aside = True
         before = self.running if broadcasts(self.running.shape, shape) else self.atlas.x
         rank = len(self.atlas.x.shape)
         course = course_of(self.chain, at, shape, before.shape, rank)
@@ -160,7 +162,8 @@ class _Binding:
             broadcast(step, name, before.shape, course.shape)
             self.running = before
             axes = self._meet(step, name, course.shape, None)
-            self.running, self.new = taken_up(course, shape, before, axes, self.atlas)
+            self.running, new = taken_up(course, shape, before, axes, self.atlas)
+            self.new |= new
             self.found[name] = self.running.axes
             return
         if name not in self.found:
@@ -181,9 +184,7 @@ class _Binding:
         updated: list[tuple[str, str]] = []
         for parameter, name in step.operands:
             given = self._kind(name)
-            if (
-                parameter != COUNTER and name not in self.chain.drawn
-            ):  # else checked elsewhere, or a seed
+            if parameter != COUNTER and name not in self.chain.drawn:  # a seed
                 check_type(step, parameter, name, given[1], self.dtype)
             if definition.is_updated(parameter, attributes):
                 updated.append((parameter, name))

@@ -58,7 +58,7 @@ def chain(source: str | Chain | Op | Callable[..., Any]) -> Chain:
     if callable(source):
         name = getattr(source, "__name__", "").removeprefix("special_")
         own = ALIASES.get(name, name)
-        is_torchs = str(getattr(source, "__module__", None)) in ("None", "torch", "torch._C._nn", "torch._C._special")
+        is_torchs = str(getattr(source, "__module__", None)).split(".")[0] in ("None", "torch")
         if own in OPS and is_torchs and isinstance(source, BuiltinFunctionType):
             return OPS[own]()  # which has no signature to trace it by
         return trace(source)

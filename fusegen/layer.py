@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fusegen.borrowing import in_mode, lent_by, traced
 from fusegen.dsl import chain
-from fusegen.errors import ArgumentError, ChainError
+from fusegen.errors import ArgumentError
 from fusegen.ops import RUNNING, Chain, Op, Step
 from fusegen.runtime import Fused
 
@@ -45,9 +45,10 @@ class Layer(nn.Module):
             self._lent, self._parts = lent_by(source), tuple(source.modules())
             self._input = next(iter(inspect.signature(source.forward).parameters), "x")
             self._find()
-            # Where a tracer will not look into this: the usual modes, as far as a chain can be.
+            # The usual modes, for tracers that will not look into this. What is wrong in another
+            # than the module's is told when it is called in that.
             for is_training in (True, False):
-                with in_mode(source, is_training=is_training), suppress(ChainError):
+                with in_mode(source, is_training=is_training), suppress(Exception):
                     self._find()
         else:
             found = chain(source)
