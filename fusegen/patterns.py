@@ -62,12 +62,30 @@ def placed(node: Expr) -> tuple[Expr, Expr, Extent] | None:
 
 
 def told_by_result(value: Expr, result: Expr) -> Expr | None:
-    """The value, where it is something that is at least 0, with what the result is in its place to
-    tell whether it is more; None where it is not.
+    """What has the value's derivative, and asks for its result instead of how it was made, as
+    torch's own do: of a relu, and of a softmax; None of others.
     """
-    if value.op != "where" or value.args[0].op != "le" or constant(value.args[1]) != 0.0:
+    if value.op == "where" and value.args[0].op == "le":
+        condition, zero, rest = value.args
+        bounds = constant(zero), constant(condition.args[1])
+        if condition.args[0] is rest and bounds == (0.0, 0.0):
+            return primitive("where", result <= 0.0, zero, rest)
+    softened = softmax_of(value)
+    if softened is None or softened[0].op in ir.CASTS:  # whose result is wider than it
         return None
-    condition, zero, rest = value.args
-    if condition.args[0] is not rest or constant(condition.args[1]) != 0.0:
+    x, axes = softened
+    # Straight, as the softmax is there: the result's own share of this is its derivative's.
+    return result * (x - ir.reduce_sum(result * x, axes))
+
+
+def softmax_of(node: Expr) -> tuple[Expr, Extent] | None:
+    """(x, axes) of a softmax of x along the axes."""
+    if node.op != "div" or node.args[0].op != "exp" or node.args[1].op != "reduce":
         return None
-    return primitive("where", result <= 0.0, zero, rest)
+    power, total = node.args
+    kind, axes = ir.reduction(total)
+    difference = power.args[0]
+    if (kind, total.args) != ("sum", (power,)) or difference.op != "sub":
+        return None
+    x, bound = difference.args
+    return (x, axes) if bound is ir.reduce("bound", axes, x) else None

@@ -225,8 +225,8 @@ def _with_statistics(plain: Program) -> Program | None:
 
 
 def _told_by_result(plain: Program) -> Program:
-    """The program whose derivative asks the result of a relu, which whoever goes on with it keeps,
-    where it is flat, as torch's does; where it reads no more for that.
+    """The program whose derivative asks its result, which whoever goes on with it keeps, as torch's
+    does behind a relu or a softmax; where it reads no more for that.
     """
     value, name = plain.values[0], plain.output_names[0]
     assert value is not None

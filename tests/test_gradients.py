@@ -335,9 +335,13 @@ def test_only_what_a_gradient_reads_is_kept(text, keeps_x, keeps_operand, device
         ("add(a) | relu", ""),
         ("add_channel(b) | add(a) | relu", ""),
         ("add(a) | relu", "flatten(1)"),
+        ("mul(0.5) | add(a) | softmax(-1)", ""),
+        ("add(a) | softmax(1)", "flatten(1)"),
     ],
 )
-def test_behind_a_relu_the_result_is_kept_as_in_torch_and_nothing_else(text, tail, dtype, device):
+def test_behind_a_relu_or_softmax_the_result_is_kept_as_in_torch_and_nothing_else(
+    text, tail, dtype, device
+):
     torch.manual_seed(0)
     fused = fusegen.compile(f"{text} | {tail}" if tail else text)
     shapes = {"a": (2, 3, 5), "b": (3,)}
@@ -360,9 +364,10 @@ def test_behind_a_relu_the_result_is_kept_as_in_torch_and_nothing_else(text, tai
         torch.autograd.grad(result, tensors, seed)
 
 
-def test_a_norms_relu_reads_what_the_norm_reads_anyway(device):
+@pytest.mark.parametrize("text", ["layernorm | relu", "layernorm | softmax(-1)"])
+def test_what_is_read_anyway_is_kept_in_place_of_the_result(text, device):
     x = torch.randn(4, 6, device=device, requires_grad=True)
-    result, saved = saved_by(lambda: fusegen.compile("layernorm | relu")(x))
+    result, saved = saved_by(lambda: fusegen.compile(text)(x))
     pointers = {t.data_ptr() for t in saved}
     assert x.data_ptr() in pointers
     assert result.data_ptr() not in pointers

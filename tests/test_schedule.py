@@ -422,9 +422,8 @@ def test_what_one_kernel_has_written_is_read_by_the_next(dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_a_row_has_in_common_is_found_by_its_own_kernel(dtype):
     # Not the row's sum, which nothing else reads, is left for the mask's gradient.
-    _, back = entries(
-        "mul(0.5) | add(m) | softmax(-1)", (64, 4, 197, 197), dtype, target="cuda", m=(4, 197, 197)
-    )
+    text = "mul(0.5) | add(m) | softmax(-1) | neg"
+    _, back = entries(text, (64, 4, 197, 197), dtype, target="cuda", m=(4, 197, 197))
     row, outer = back.kernels[:2]
     assert (row.family, outer.family) == ("row", "outer")
     (left,) = [(b, e) for b, e in row.stores if b.role == "scratch"]

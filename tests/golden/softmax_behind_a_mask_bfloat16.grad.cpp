@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 9f203f281f88   signature forward+backward: d_mask bfloat16, d_out bfloat16, d_x bfloat16, mask bfloat16, out bfloat16, saved_bound float32, saved_sum float32, x bfloat16; 64-bit offsets
+// fusegen 0.1.0   chain 9f203f281f88   signature forward+backward: d_mask bfloat16, d_out bfloat16, d_x bfloat16, mask bfloat16, out bfloat16, x bfloat16; 64-bit offsets
 //   mul(0.125) | add(mask) | softmax(-1)
 #include <algorithm>
 #include <cmath>
@@ -299,18 +299,9 @@ static inline __attribute__((always_inline)) void forward_row_values(const float
   out = carried / total;
 }
 
-static inline __attribute__((always_inline)) void forward_row_row_values(const float peak, const float total,
-    float& saved_bound, float& saved_sum) {
-  saved_bound = peak;
-  saved_sum = total;
-}
-
 static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restrict__ mask,
-    bfloat16* __restrict__ out, float* __restrict__ saved_bound, float* __restrict__ saved_sum,
-    const ForwardSizes sizes, int threads) {
+    bfloat16* __restrict__ out, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
-  expect(saved_bound, sizes.outer.value * sizes.middle.value);
-  expect(saved_sum, sizes.outer.value * sizes.middle.value);
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
   const Index together = rows_together(length);
   const Index tasks = (rows + together - 1) / together;
@@ -401,18 +392,6 @@ static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restri
           store<1>(out_line, width,
               out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
         }
-        {
-          const Index above_middle = divide(row, sizes.middle);
-          const Index middle = row - above_middle * sizes.middle.value;
-          const Index outer = above_middle;
-          const float peak_value = peak_of_rows[row - top];
-          const float total_value = total_of_rows[row - top];
-          float saved_bound_value;
-          float saved_sum_value;
-          forward_row_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
-          saved_bound[(outer) * sizes.middle.value + middle] = narrow<float>(saved_bound_value);
-          saved_sum[(outer) * sizes.middle.value + middle] = narrow<float>(saved_sum_value);
-        }
       }
     }
   }
@@ -422,21 +401,15 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
-static inline __attribute__((always_inline)) void backward_row_stage_1(const float x, const float mask,
-    const float saved_bound, const float d_out, float& total_term, float& carried) {
-  // mul(0.125)
-  const float after_mul = x * 0.125f;
-  // add(mask)
-  const float after_add = after_mul + mask;
-  const float power = exp2f((after_add - saved_bound) * 0.721347511f);
-  total_term = power * power * d_out;
-  carried = power * power;
+static inline __attribute__((always_inline)) void backward_row_stage_1(const float d_out, const float out,
+    float& total_term) {
+  total_term = d_out * out;
 }
 
-static inline __attribute__((always_inline)) void backward_row_values(const float d_out,
-    const float saved_sum, const float total, const float carried, float& d_x) {
+static inline __attribute__((always_inline)) void backward_row_values(const float d_out, const float out,
+    const float total, float& d_x) {
   // backward, down to add(mask)
-  const float d_after_add = (d_out / saved_sum - total / saved_sum / saved_sum) * carried;
+  const float d_after_add = d_out * out + -total * out;
   d_x = d_after_add * 0.125f;
 }
 
@@ -445,10 +418,8 @@ static inline __attribute__((always_inline)) void backward_row_row_values(const 
   total_scratch = total;
 }
 
-static void backward_row(const bfloat16* __restrict__ x, const bfloat16* __restrict__ mask,
-    const float* __restrict__ saved_bound, const bfloat16* __restrict__ d_out,
-    const float* __restrict__ saved_sum, bfloat16* __restrict__ d_x, float* __restrict__ total_scratch,
-    const BackwardSizes sizes, int threads) {
+static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __restrict__ out,
+    bfloat16* __restrict__ d_x, float* __restrict__ total_scratch, const BackwardSizes sizes, int threads) {
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   expect(total_scratch, sizes.outer.value * sizes.middle.value);
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
@@ -456,7 +427,6 @@ static void backward_row(const bfloat16* __restrict__ x, const bfloat16* __restr
   const Index tasks = (rows + together - 1) / together;
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
-    const Values<float> carried_rows(together * padded(length));
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       const Index top = task * together, bottom = std::min(rows, top + together);
@@ -465,32 +435,22 @@ static void backward_row(const bfloat16* __restrict__ x, const bfloat16* __restr
         const Index above_middle = divide(row, sizes.middle);
         const Index middle = row - above_middle * sizes.middle.value;
         const Index outer = above_middle;
-        const Index place = (row - top) * padded(length);
         Sum total_sum;
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_line = carried_rows.at + place + first;
-          float x_room[kLine];
-          const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-          float mask_room[kLine];
-          const float* const mask_line = load<1>(mask + (middle) * sizes.inner.value + inner, width,
-              mask_room);
-          const float saved_bound_value = widen(saved_bound[(outer) * sizes.middle.value + middle]);
           float d_out_room[kLine];
           const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+          float out_room[kLine];
+          const float* const out_line = load<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
           float total_term_line[kLine];
 #pragma omp simd
           for (Index i = 0; i < padded(width); ++i) {
-            const float x_value = x_line[i];
-            const float mask_value = mask_line[i];
             const float d_out_value = d_out_line[i];
+            const float out_value = out_line[i];
             float total_term_value;
-            float carried_value;
-            backward_row_stage_1(x_value, mask_value, saved_bound_value, d_out_value, total_term_value,
-                carried_value);
+            backward_row_stage_1(d_out_value, out_value, total_term_value);
             total_term_line[i] = total_term_value;
-            carried_line[i] = carried_value;
           }
           total_sum.add(total_term_line, width);
         }
@@ -500,23 +460,22 @@ static void backward_row(const bfloat16* __restrict__ x, const bfloat16* __restr
         const Index above_middle = divide(row, sizes.middle);
         const Index middle = row - above_middle * sizes.middle.value;
         const Index outer = above_middle;
-        const Index place = (row - top) * padded(length);
         const float total_value = total_of_rows[row - top];
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_line = carried_rows.at + place + first;
           float d_out_room[kLine];
           const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-          const float saved_sum_value = widen(saved_sum[(outer) * sizes.middle.value + middle]);
+          float out_room[kLine];
+          const float* const out_line = load<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
           float d_x_room[kLine];
           float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
           for (Index i = 0; i < padded(width); ++i) {
             const float d_out_value = d_out_line[i];
-            const float carried_value = carried_line[i];
+            const float out_value = out_line[i];
             float d_x_value;
-            backward_row_values(d_out_value, saved_sum_value, total_value, carried_value, d_x_value);
+            backward_row_values(d_out_value, out_value, total_value, d_x_value);
             d_x_line[i] = d_x_value;
           }
           store<1>(d_x_line, width,
@@ -536,22 +495,15 @@ static void backward_row(const bfloat16* __restrict__ x, const bfloat16* __restr
   }
 }
 
-static inline __attribute__((always_inline)) void backward_outer_values(const float d_out,
-    const float saved_sum, const float total, const float x, const float mask, const float saved_bound,
-    float& total_2_term) {
-  // mul(0.125)
-  const float after_mul = x * 0.125f;
-  // add(mask)
-  const float after_add = after_mul + mask;
+static inline __attribute__((always_inline)) void backward_outer_values(const float out, const float d_out,
+    const float total, float& total_2_term) {
   // backward, down to add(mask)
-  const float power = exp2f((after_add - saved_bound) * 0.721347511f);
   // backward, down to mul(0.125)
-  total_2_term = (d_out / saved_sum - total / saved_sum / saved_sum) * (power * power);
+  total_2_term = out * (d_out + -total);
 }
 
-static void backward_outer(const bfloat16* __restrict__ d_out, const float* __restrict__ saved_sum,
-    const float* __restrict__ total, const bfloat16* __restrict__ x, const bfloat16* __restrict__ mask,
-    const float* __restrict__ saved_bound, Sum* __restrict__ total_2_partials, const BackwardSizes sizes,
+static void backward_outer(const bfloat16* __restrict__ d_out, const bfloat16* __restrict__ out,
+    const float* __restrict__ total, Sum* __restrict__ total_2_partials, const BackwardSizes sizes,
     int threads) {
   const Index kept = sizes.middle.value, rows = sizes.outer.value, columns = sizes.inner.value;
   const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
@@ -569,22 +521,16 @@ static void backward_outer(const bfloat16* __restrict__ d_out, const float* __re
         const Index inner = first;
         float d_out_room[kLine];
         const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-        const float saved_sum_value = widen(saved_sum[(outer) * sizes.middle.value + middle]);
+        float out_room[kLine];
+        const float* const out_line = load<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
         const float total_value = widen(total[(outer) * sizes.middle.value + middle]);
-        float x_room[kLine];
-        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-        float mask_room[kLine];
-        const float* const mask_line = load<1>(mask + (middle) * sizes.inner.value + inner, width, mask_room);
-        const float saved_bound_value = widen(saved_bound[(outer) * sizes.middle.value + middle]);
         float total_2_term_line[kLine];
 #pragma omp simd
         for (Index i = 0; i < padded(width); ++i) {
+          const float out_value = out_line[i];
           const float d_out_value = d_out_line[i];
-          const float x_value = x_line[i];
-          const float mask_value = mask_line[i];
           float total_2_term_value;
-          backward_outer_values(d_out_value, saved_sum_value, total_value, x_value, mask_value,
-              saved_bound_value, total_2_term_value);
+          backward_outer_values(out_value, d_out_value, total_value, total_2_term_value);
           total_2_term_line[i] = total_2_term_value;
         }
         total_2_lanes.add(total_2_term_line, width, first - begin);
@@ -629,43 +575,38 @@ static void backward_finalise(bfloat16* __restrict__ d_mask, const Sum* __restri
 
 }  // namespace
 
-// a: x, mask, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: x, mask, out, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const mask = reinterpret_cast<const bfloat16*>(a[1]);
   auto* const out = reinterpret_cast<bfloat16*>(a[2]);
-  auto* const saved_bound = reinterpret_cast<float*>(a[3]);
-  auto* const saved_sum = reinterpret_cast<float*>(a[4]);
-  const bool is_measuring = a[5] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
-  const ForwardSizes sizes{ {a[6]}, {a[7]}, {a[8]} };
-  const int threads = static_cast<int>(a[9]);
+  const bool is_measuring = a[3] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const ForwardSizes sizes{ {a[4]}, {a[5]}, {a[6]} };
+  const int threads = static_cast<int>(a[7]);
   if (is_measuring) return scratch.used;
-  forward_row(x, mask, out, saved_bound, saved_sum, sizes, threads);
+  forward_row(x, mask, out, sizes, threads);
   return 0;
 }
 
-// a: x, mask, saved_bound, saved_sum, d_out, d_x, d_mask, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: out, d_out, d_x, d_mask, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
-  auto* const mask = reinterpret_cast<const bfloat16*>(a[1]);
-  auto* const saved_bound = reinterpret_cast<const float*>(a[2]);
-  auto* const saved_sum = reinterpret_cast<const float*>(a[3]);
-  auto* const d_out = reinterpret_cast<const bfloat16*>(a[4]);
-  auto* const d_x = reinterpret_cast<bfloat16*>(a[5]);
-  auto* const d_mask = reinterpret_cast<bfloat16*>(a[6]);
-  const bool is_measuring = a[7] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};
-  const BackwardSizes sizes{ {a[8]}, {a[9]}, {a[10]} };
-  const int threads = static_cast<int>(a[11]);
+  auto* const out = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[2]);
+  auto* const d_mask = reinterpret_cast<bfloat16*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const BackwardSizes sizes{ {a[5]}, {a[6]}, {a[7]} };
+  const int threads = static_cast<int>(a[8]);
   const Index total_2_partials_slots = slots_of(sizes.outer.value, sizes.inner.value,
       sizes.middle.value * ((sizes.inner.value + kBeside - 1) / kBeside))
 ;
   auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value));
   auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_row(x, mask, saved_bound, d_out, saved_sum, d_x, total_scratch, sizes, threads);
-  backward_outer(d_out, saved_sum, total_scratch, x, mask, saved_bound, total_2_partials, sizes, threads);
+  backward_row(d_out, out, d_x, total_scratch, sizes, threads);
+  backward_outer(d_out, out, total_scratch, total_2_partials, sizes, threads);
   backward_finalise(d_mask, total_2_partials, sizes, total_2_partials_slots, threads);
   return 0;
 }

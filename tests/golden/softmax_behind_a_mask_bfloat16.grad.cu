@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 9f203f281f88   signature forward+backward: d_mask bfloat16, d_out bfloat16, d_x bfloat16, mask bfloat16, out bfloat16, saved_bound float32, saved_sum float32, x bfloat16; 32-bit offsets
+// fusegen 0.1.0   chain 9f203f281f88   signature forward+backward: d_mask bfloat16, d_out bfloat16, d_x bfloat16, mask bfloat16, out bfloat16, x bfloat16; 32-bit offsets
 //   mul(0.125) | add(mask) | softmax(-1)
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -81,13 +81,6 @@ __device__ __forceinline__ float exp2_flushed(float x) {
   return result;
 }
 
-// Within 2 ulp, for all operands.
-__device__ __forceinline__ float narrow_div(float a, float b) {
-  float result;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-
 // The largest number; a NaN beats every number, as in torch.
 template <typename T>
 struct Peak {
@@ -151,22 +144,6 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
   *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
-  return pack;
-}
-
-// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next = nullptr, Index left = N) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  Pack<T, N> pack;
-  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(here + n);
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
-  }
   return pack;
 }
 
@@ -376,16 +353,9 @@ __device__ __forceinline__ void forward_row_values(const float carried, const fl
   out = carried * inverse * chosen;
 }
 
-__device__ __forceinline__ void forward_row_row_values(const float peak, const float total,
-    float& saved_bound, float& saved_sum) {
-  saved_bound = peak;
-  saved_sum = total;
-}
-
-// Reads x, mask by (middle, inner); writes out, saved_bound, saved_sum.
+// Reads x, mask by (middle, inner); writes out.
 __global__ void __launch_bounds__(256, 4)
-forward_row(const bfloat16* x, const bfloat16* mask, bfloat16* __restrict__ out,
-    float* __restrict__ saved_bound, float* __restrict__ saved_sum, ForwardSizes sizes) {
+forward_row(const bfloat16* x, const bfloat16* mask, bfloat16* __restrict__ out, ForwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 2;
   __shared__ float cells[2][8];
@@ -404,7 +374,6 @@ forward_row(const bfloat16* x, const bfloat16* mask, bfloat16* __restrict__ out,
         end = is_live ? whole : 0;
     const Index above_middle = divide(row, sizes.middle);
     const Index middle = row - above_middle * sizes.middle.value;
-    const Index outer = above_middle;
     Pack<bfloat16, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -476,13 +445,6 @@ forward_row(const bfloat16* x, const bfloat16* mask, bfloat16* __restrict__ out,
     }
     combine<8, false>(sums_2, cells[turn++ & 1]);
     const float total_value = sums_2[0].total;
-    if (is_live && threadIdx.x == 0) {
-      float saved_bound_value;
-      float saved_sum_value;
-      forward_row_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
-      saved_bound[(outer) * sizes.middle.value + middle] = narrow<float>(saved_bound_value);
-      saved_sum[(outer) * sizes.middle.value + middle] = narrow<float>(saved_sum_value);
-    }
     float chosen_value;
     float inverse_value;
     forward_row_values_once(total_value, chosen_value, inverse_value);
@@ -513,49 +475,32 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void backward_row_stage_1_once(const float saved_sum, float& chosen,
-    float& inverse) {
-  const float abs_value = fabsf(saved_sum);
-  chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
-  inverse = 1.0f / (saved_sum * chosen);
+__device__ __forceinline__ void backward_row_stage_1(const float d_out, const float out, float& total_term,
+    float& total_term_by, float& carried) {
+  total_term = d_out;
+  total_term_by = out;
+  carried = d_out * out;
 }
 
-__device__ __forceinline__ void backward_row_stage_1(const float x, const float mask,
-    const float saved_bound, const float d_out, const float inverse, const float chosen, float& total_term,
-    float& total_term_by, float& carried, float& carried_2) {
-  // mul(0.125)
-  const float after_mul = x * 0.125f;
-  // add(mask)
-  const float after_add = after_mul + mask;
-  const float power = exp2_flushed((after_add - saved_bound) * 0.721347511f);
-  total_term = power * power;
-  total_term_by = d_out;
-  carried = d_out * inverse * chosen;
-  carried_2 = total_term;
+__device__ __forceinline__ void backward_row_values_once(const float total, float& negated) {
+  negated = -total;
 }
 
-__device__ __forceinline__ void backward_row_values_once(const float total, const float saved_sum,
-    float& quotient) {
-  quotient = narrow_div(narrow_div(total, saved_sum), saved_sum);
-}
-
-__device__ __forceinline__ void backward_row_values(const float carried, const float quotient,
-    const float carried_2, float& d_x) {
+__device__ __forceinline__ void backward_row_values(const float negated, const float out,
+    const float carried, float& d_x) {
   // backward, down to add(mask)
-  const float d_after_add = (carried - quotient) * carried_2;
+  const float d_after_add = fmaf(negated, out, carried);
   d_x = d_after_add * 0.125f;
 }
 
-__device__ __forceinline__ void backward_row_row_values(const float total, const float saved_sum,
-    float& common_scratch) {
-  common_scratch = narrow_div(narrow_div(total, saved_sum), saved_sum);
+__device__ __forceinline__ void backward_row_row_values(const float total, float& total_scratch) {
+  total_scratch = total;
 }
 
-// Reads x, d_out, mask by (middle, inner), saved_bound by (outer, middle), saved_sum by (outer, middle); writes d_x, common_scratch.
+// Reads d_out, out; writes d_x, total_scratch.
 __global__ void __launch_bounds__(256, 2)
-backward_row(const bfloat16* x, const bfloat16* mask, const float* saved_bound, const bfloat16* d_out,
-    const float* saved_sum, bfloat16* __restrict__ d_x, float* __restrict__ common_scratch,
-    BackwardSizes sizes) {
+backward_row(const bfloat16* d_out, const bfloat16* out, bfloat16* __restrict__ d_x,
+    float* __restrict__ total_scratch, BackwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 2;
   __shared__ float cells[2][8];
@@ -570,17 +515,15 @@ backward_row(const bfloat16* x, const bfloat16* mask, const float* saved_bound, 
   const int edge_lane = (threadIdx.x + kLanes - head) % kLanes;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const x_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
-  auto* const x_edge_next = reinterpret_cast<Pack<bfloat16,
-      kLanes>*>(room + 2048) + threadIdx.y * 2 * kLanes + threadIdx.x;
-  auto* const d_out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 512) + thread;
+  auto* const d_out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
   auto* const d_out_edge_next = reinterpret_cast<Pack<bfloat16,
+      kLanes>*>(room + 2048) + threadIdx.y * 2 * kLanes + threadIdx.x;
+  auto* const out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 512) + thread;
+  auto* const out_edge_next = reinterpret_cast<Pack<bfloat16,
       kLanes>*>(room + 2560) + threadIdx.y * 2 * kLanes + threadIdx.x;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x / kLanes * kLanes * blockDim.y + blockIdx.x % kLanes;
   int slot = 0;
-  float saved_bound_ahead[2];
-  float saved_sum_ahead[2];
   const auto send_row = [&](Index first) {
     const bool is_live = first + threadIdx.y * kLanes < rows;
     const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
@@ -589,22 +532,15 @@ backward_row(const bfloat16* x, const bfloat16* mask, const float* saved_bound, 
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&x_next[slot * 1024 + p * 256], x + (base + i));
       if (is_here) send(&d_out_next[slot * 1024 + p * 256], d_out + (base + i));
+      if (is_here) send(&out_next[slot * 1024 + p * 256], out + (base + i));
     }
-    if (is_edge && is_live) send_around(x_edge_next + slot * 256, x, row * length + edge, rows * length);
     if (is_edge && is_live) send_around(d_out_edge_next + slot * 256, d_out, row * length + edge,
         rows * length);
+    if (is_edge && is_live) send_around(out_edge_next + slot * 256, out, row * length + edge, rows * length);
     send_off();
-    const Index above_middle = divide(row, sizes.middle);
-    const Index middle = row - above_middle * sizes.middle.value;
-    const Index outer = above_middle;
-    saved_bound_ahead[1] = widen(saved_bound[(outer) * sizes.middle.value + middle]);
-    saved_sum_ahead[1] = widen(saved_sum[(outer) * sizes.middle.value + middle]);
   };
   send_row(first);
-  saved_bound_ahead[0] = saved_bound_ahead[1];
-  saved_sum_ahead[0] = saved_sum_ahead[1];
   slot = 1;
   send_row(first + stride);
   slot = 0;
@@ -615,78 +551,59 @@ backward_row(const bfloat16* x, const bfloat16* mask, const float* saved_bound, 
     const Index above_middle = divide(row, sizes.middle);
     const Index middle = row - above_middle * sizes.middle.value;
     const Index outer = above_middle;
-    Pack<bfloat16, kLanes> x_in[kPacks];
     Pack<bfloat16, kLanes> d_out_in[kPacks];
+    Pack<bfloat16, kLanes> out_in[kPacks];
     wait_for_sent<1>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      x_in[p] = x_next[slot * 1024 + p * 256];
       d_out_in[p] = d_out_next[slot * 1024 + p * 256];
+      out_in[p] = out_next[slot * 1024 + p * 256];
     }
-    const float saved_bound_value = saved_bound_ahead[0];
-    const float saved_sum_value = saved_sum_ahead[0];
-    bfloat16 x_edge = {};
-    if (is_edge) x_edge = (x_edge_next + slot * 256)->at[edge_lane];
     bfloat16 d_out_edge = {};
     if (is_edge) d_out_edge = (d_out_edge_next + slot * 256)->at[edge_lane];
-    saved_bound_ahead[0] = saved_bound_ahead[1];
-    saved_sum_ahead[0] = saved_sum_ahead[1];
+    bfloat16 out_edge = {};
+    if (is_edge) out_edge = (out_edge_next + slot * 256)->at[edge_lane];
     send_row(first + 2 * stride);
     slot ^= 1;
     Sum<float> sums_1[1];
     float carried[kPacks][kLanes];
-    float carried_2[kPacks][kLanes];
-    float chosen_value;
-    float inverse_value;
-    backward_row_stage_1_once(saved_sum_value, chosen_value, inverse_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      const auto mask_in = load_singly<kLanes>(mask + (middle) * length + (is_here ? i + head : 0));
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p], lane);
         const float d_out_value = widen(d_out_in[p], lane);
-        const float mask_value = widen(mask_in, lane);
+        const float out_value = widen(out_in[p], lane);
         float total_term_value;
         float total_term_by_value;
         float carried_value;
-        float carried_2_value;
-        backward_row_stage_1(x_value, mask_value, saved_bound_value, d_out_value, inverse_value,
-            chosen_value, total_term_value, total_term_by_value, carried_value, carried_2_value);
-        sums_1[0].add_if(is_here, total_term_value, total_term_by_value);
+        backward_row_stage_1(d_out_value, out_value, total_term_value, total_term_by_value, carried_value);
+        if (is_here) sums_1[0].add(total_term_value, total_term_by_value);
         carried[p][lane] = carried_value;
-        carried_2[p][lane] = carried_2_value;
       }
     }
     float carried_edge = {};
-    float carried_2_edge = {};
     if (is_edge) {
       const bool is_here = is_live;
-      const Index inner = (is_here ? edge : 0);
-      const float x_value = widen(x_edge);
       const float d_out_value = widen(d_out_edge);
-      const float mask_value = widen(mask[(middle) * sizes.inner.value + inner]);
+      const float out_value = widen(out_edge);
       float total_term_value;
       float total_term_by_value;
       float carried_value;
-      float carried_2_value;
-      backward_row_stage_1(x_value, mask_value, saved_bound_value, d_out_value, inverse_value, chosen_value,
-          total_term_value, total_term_by_value, carried_value, carried_2_value);
-      sums_1[0].add_if(is_here, total_term_value, total_term_by_value);
+      backward_row_stage_1(d_out_value, out_value, total_term_value, total_term_by_value, carried_value);
+      if (is_here) sums_1[0].add(total_term_value, total_term_by_value);
       carried_edge = carried_value;
-      carried_2_edge = carried_2_value;
     }
     combine<8, false>(sums_1, cells[turn++ & 1]);
     const float total_value = sums_1[0].total;
     if (is_live && threadIdx.x == 0) {
-      float common_scratch_value;
-      backward_row_row_values(total_value, saved_sum_value, common_scratch_value);
-      common_scratch[(outer) * sizes.middle.value + middle] = narrow<float>(common_scratch_value);
+      float total_scratch_value;
+      backward_row_row_values(total_value, total_scratch_value);
+      total_scratch[(outer) * sizes.middle.value + middle] = narrow<float>(total_scratch_value);
     }
-    float quotient_value;
-    backward_row_values_once(total_value, saved_sum_value, quotient_value);
+    float negated_value;
+    backward_row_values_once(total_value, negated_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -694,44 +611,36 @@ backward_row(const bfloat16* x, const bfloat16* mask, const float* saved_bound, 
       Pack<bfloat16, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
+        const float out_value = widen(out_in[p], lane);
         const float carried_value = carried[p][lane];
-        const float carried_2_value = carried_2[p][lane];
         float d_x_value;
-        backward_row_values(carried_value, quotient_value, carried_2_value, d_x_value);
+        backward_row_values(negated_value, out_value, carried_value, d_x_value);
         d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
     }
     if (is_edge && is_live) {
+      const float out_value = widen(out_edge);
       const float carried_value = carried_edge;
-      const float carried_2_value = carried_2_edge;
       float d_x_value;
-      backward_row_values(carried_value, quotient_value, carried_2_value, d_x_value);
+      backward_row_values(negated_value, out_value, carried_value, d_x_value);
       d_x[row * length + edge] = narrow<bfloat16>(d_x_value);
     }
   }
 }
 
-__device__ __forceinline__ void backward_outer_values(const float d_out, const float saved_sum,
-    const float common, const float x, const float mask, const float saved_bound, float& total_2_term) {
-  // mul(0.125)
-  const float after_mul = x * 0.125f;
-  // add(mask)
-  const float after_add = after_mul + mask;
+__device__ __forceinline__ void backward_outer_values(const float out, const float d_out, const float total,
+    float& total_2_term) {
   // backward, down to add(mask)
-  const float abs_value = fabsf(saved_sum);
-  const float chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
-  const float power = exp2_flushed((after_add - saved_bound) * 0.721347511f);
   // backward, down to mul(0.125)
-  total_2_term = (d_out * (1.0f / (saved_sum * chosen)) * chosen - common) * (power * power);
+  total_2_term = out * (d_out + -total);
 }
 
-// Reads d_out, x, saved_sum by (outer, middle), common by (outer, middle), mask by (middle, inner), saved_bound by (outer, middle); leaves partials of total_2.
+// Reads d_out, out, total by (outer, middle); leaves partials of total_2.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 2)
-backward_outer(const bfloat16* d_out, const float* saved_sum, const float* common, const bfloat16* x,
-    const bfloat16* mask, const float* saved_bound, Sum<float>* __restrict__ total_2_partials,
-    BackwardSizes sizes, Index slots) {
+backward_outer(const bfloat16* d_out, const bfloat16* out, const float* total,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   constexpr int kRows = 2;
   __shared__ alignas(16) unsigned char shared[(2048 + 32) * 4];
@@ -744,35 +653,30 @@ backward_outer(const bfloat16* d_out, const float* saved_sum, const float* commo
   const Index middle = kept_index;
   Sum<float> total_2_sum[kLanes];
   if (column < columns) {
-    const auto mask_in = load_anywhere<kLanes>(mask + ((middle) * columns + column));
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
       Pack<bfloat16, kLanes> d_out_in[kRows];
-      Pack<bfloat16, kLanes> x_in[kRows];
+      Pack<bfloat16, kLanes> out_in[kRows];
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
         const Index outer = row;
         d_out_in[p] = load<kLanes>(d_out + (((outer) * sizes.middle.value + middle) * columns + column));
-        x_in[p] = load<kLanes>(x + (((outer) * sizes.middle.value + middle) * columns + column));
+        out_in[p] = load<kLanes>(out + (((outer) * sizes.middle.value + middle) * columns + column));
       }
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
         const Index outer = row;
-        const float saved_sum_value = widen(saved_sum[(outer) * sizes.middle.value + middle]);
-        const float common_value = widen(common[(outer) * sizes.middle.value + middle]);
-        const float saved_bound_value = widen(saved_bound[(outer) * sizes.middle.value + middle]);
+        const float total_value = widen(total[(outer) * sizes.middle.value + middle]);
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float d_out_value = widen(d_out_in[p], lane);
-          const float x_value = widen(x_in[p], lane);
-          const float mask_value = widen(mask_in, lane);
+          const float out_value = widen(out_in[p], lane);
           float total_2_term_value;
-          backward_outer_values(d_out_value, saved_sum_value, common_value, x_value, mask_value,
-              saved_bound_value, total_2_term_value);
+          backward_outer_values(out_value, d_out_value, total_value, total_2_term_value);
           if (is_here) total_2_sum[lane].add(total_2_term_value);
         }
       }
@@ -928,20 +832,18 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
   cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
 }
 
-// a: x, mask, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// a: x, mask, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const mask = reinterpret_cast<const bfloat16*>(a[1]);
   auto* const out = reinterpret_cast<bfloat16*>(a[2]);
-  auto* const saved_bound = reinterpret_cast<float*>(a[3]);
-  auto* const saved_sum = reinterpret_cast<float*>(a[4]);
-  const bool is_measuring = a[5] == -1;
+  const bool is_measuring = a[3] == -1;
   if (!is_measuring && ((a[0] | a[2]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
-  const ForwardSizes sizes{ size_of(a[6]), size_of(a[7]), size_of(a[8]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
-  const int device = static_cast<int>(a[9]);
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]), size_of(a[6]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
+  const int device = static_cast<int>(a[7]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), forward_row_length = static_cast<int64_t>(sizes.inner.value);
   const dim3 forward_row_block = row_block(ceil_divide(forward_row_length / 8 * 8, 16), 64, 16);
@@ -951,27 +853,24 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, mask, out,
-        saved_bound, saved_sum, sizes);
+        sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, mask, saved_bound, saved_sum, d_out, d_x, d_mask, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// a: out, d_out, d_x, d_mask, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
-  auto* const mask = reinterpret_cast<const bfloat16*>(a[1]);
-  auto* const saved_bound = reinterpret_cast<const float*>(a[2]);
-  auto* const saved_sum = reinterpret_cast<const float*>(a[3]);
-  auto* const d_out = reinterpret_cast<const bfloat16*>(a[4]);
-  auto* const d_x = reinterpret_cast<bfloat16*>(a[5]);
-  auto* const d_mask = reinterpret_cast<bfloat16*>(a[6]);
-  const bool is_measuring = a[7] == -1;
-  if (!is_measuring && ((a[0] | a[4] | a[5]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};
-  const BackwardSizes sizes{ size_of(a[8]), size_of(a[9]), size_of(a[10]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[12]);
-  const int device = static_cast<int>(a[11]);
+  auto* const out = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[2]);
+  auto* const d_mask = reinterpret_cast<bfloat16*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const BackwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
+  const int device = static_cast<int>(a[8]);
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_row_length = static_cast<int64_t>(sizes.inner.value);
   const dim3 backward_row_block = row_block(ceil_divide(backward_row_length / 8 * 8, 16), 256, 16);
@@ -1003,17 +902,17 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_outer_wanted = backward_outer_room < backward_outer_strips ? 1 : backward_outer_room / backward_outer_strips;
   const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
   const int64_t total_2_partials_slots = backward_outer_slots;
-  auto* const common_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value));
+  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value));
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 49152, stream, x,
-        mask, saved_bound, d_out, saved_sum, d_x, common_scratch, sizes);
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 49152, stream, d_out,
+        out, d_x, total_scratch, sizes);
   }
   {
     const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
-    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, d_out, saved_sum, common_scratch,
-        x, mask, saved_bound, total_2_partials, sizes, static_cast<Index>(backward_outer_slots));
+    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, d_out, out, total_scratch,
+        total_2_partials, sizes, static_cast<Index>(backward_outer_slots));
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),

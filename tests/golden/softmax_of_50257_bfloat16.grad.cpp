@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain b603b08cb04f   signature forward+backward: d_out bfloat16, d_x bfloat16, out bfloat16, saved_bound float32, saved_sum float32, x bfloat16; 64-bit offsets
+// fusegen 0.1.0   chain b603b08cb04f   signature forward+backward: d_out bfloat16, d_x bfloat16, out bfloat16, x bfloat16; 64-bit offsets
 //   softmax(-1)
 #include <algorithm>
 #include <cmath>
@@ -247,17 +247,9 @@ static inline __attribute__((always_inline)) void forward_row_values(const float
   out = carried / total;
 }
 
-static inline __attribute__((always_inline)) void forward_row_row_values(const float peak, const float total,
-    float& saved_bound, float& saved_sum) {
-  saved_bound = peak;
-  saved_sum = total;
-}
-
-static void forward_row(const bfloat16* __restrict__ x, bfloat16* __restrict__ out,
-    float* __restrict__ saved_bound, float* __restrict__ saved_sum, const ForwardSizes sizes, int threads) {
+static void forward_row(const bfloat16* __restrict__ x, bfloat16* __restrict__ out, const ForwardSizes sizes,
+    int threads) {
   expect(out, sizes.outer.value * sizes.inner.value);
-  expect(saved_bound, sizes.outer.value);
-  expect(saved_sum, sizes.outer.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index together = rows_together(length);
   const Index tasks = (rows + together - 1) / together;
@@ -325,16 +317,6 @@ static void forward_row(const bfloat16* __restrict__ x, bfloat16* __restrict__ o
           }
           store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
         }
-        {
-          const Index outer = row;
-          const float peak_value = peak_of_rows[row - top];
-          const float total_value = total_of_rows[row - top];
-          float saved_bound_value;
-          float saved_sum_value;
-          forward_row_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
-          saved_bound[outer] = narrow<float>(saved_bound_value);
-          saved_sum[outer] = narrow<float>(saved_sum_value);
-        }
       }
     }
   }
@@ -344,56 +326,47 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-static inline __attribute__((always_inline)) void backward_row_stage_1(const float x,
-    const float saved_bound, const float d_out, float& total_term, float& carried) {
-  const float power = exp2f((x - saved_bound) * 0.721347511f);
-  total_term = power * power * d_out;
-  carried = power * power;
+static inline __attribute__((always_inline)) void backward_row_stage_1(const float d_out, const float out,
+    float& total_term) {
+  total_term = d_out * out;
 }
 
-static inline __attribute__((always_inline)) void backward_row_values(const float d_out,
-    const float saved_sum, const float total, const float carried, float& d_x) {
-  d_x = (d_out / saved_sum - total / saved_sum / saved_sum) * carried;
+static inline __attribute__((always_inline)) void backward_row_values(const float d_out, const float out,
+    const float total, float& d_x) {
+  d_x = d_out * out + -total * out;
 }
 
-static void backward_row(const bfloat16* __restrict__ x, const float* __restrict__ saved_bound,
-    const bfloat16* __restrict__ d_out, const float* __restrict__ saved_sum, bfloat16* __restrict__ d_x,
-    const BackwardSizes sizes, int threads) {
+static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __restrict__ out,
+    bfloat16* __restrict__ d_x, const BackwardSizes sizes, int threads) {
   expect(d_x, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index together = rows_together(length);
   const Index tasks = (rows + together - 1) / together;
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
-    const Values<float> carried_rows(together * padded(length));
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       const Index top = task * together, bottom = std::min(rows, top + together);
       float total_of_rows[kTogether];
       for (Index row = top; row < bottom; ++row) {
         const Index outer = row;
-        const Index place = (row - top) * padded(length);
         Sum total_sum;
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_line = carried_rows.at + place + first;
-          float x_room[kLine];
-          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-          const float saved_bound_value = widen(saved_bound[outer]);
           float d_out_room[kLine];
           const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
               d_out_room);
+          float out_room[kLine];
+          const float* const out_line = load<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
           float total_term_line[kLine];
 #pragma omp simd
           for (Index i = 0; i < padded(width); ++i) {
-            const float x_value = x_line[i];
             const float d_out_value = d_out_line[i];
+            const float out_value = out_line[i];
             float total_term_value;
-            float carried_value;
-            backward_row_stage_1(x_value, saved_bound_value, d_out_value, total_term_value, carried_value);
+            backward_row_stage_1(d_out_value, out_value, total_term_value);
             total_term_line[i] = total_term_value;
-            carried_line[i] = carried_value;
           }
           total_sum.add(total_term_line, width);
         }
@@ -401,24 +374,23 @@ static void backward_row(const bfloat16* __restrict__ x, const float* __restrict
       }
       for (Index row = top; row < bottom; ++row) {
         const Index outer = row;
-        const Index place = (row - top) * padded(length);
         const float total_value = total_of_rows[row - top];
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_line = carried_rows.at + place + first;
           float d_out_room[kLine];
           const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
               d_out_room);
-          const float saved_sum_value = widen(saved_sum[outer]);
+          float out_room[kLine];
+          const float* const out_line = load<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
           float d_x_room[kLine];
           float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
           for (Index i = 0; i < padded(width); ++i) {
             const float d_out_value = d_out_line[i];
-            const float carried_value = carried_line[i];
+            const float out_value = out_line[i];
             float d_x_value;
-            backward_row_values(d_out_value, saved_sum_value, total_value, carried_value, d_x_value);
+            backward_row_values(d_out_value, out_value, total_value, d_x_value);
             d_x_line[i] = d_x_value;
           }
           store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
@@ -430,33 +402,29 @@ static void backward_row(const bfloat16* __restrict__ x, const float* __restrict
 
 }  // namespace
 
-// a: x, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, out, scratch (-1: return the bytes it needs), outer, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const out = reinterpret_cast<bfloat16*>(a[1]);
-  auto* const saved_bound = reinterpret_cast<float*>(a[2]);
-  auto* const saved_sum = reinterpret_cast<float*>(a[3]);
-  const bool is_measuring = a[4] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const ForwardSizes sizes{ {a[5]}, {a[6]} };
-  const int threads = static_cast<int>(a[7]);
+  const bool is_measuring = a[2] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
+  const ForwardSizes sizes{ {a[3]}, {a[4]} };
+  const int threads = static_cast<int>(a[5]);
   if (is_measuring) return scratch.used;
-  forward_row(x, out, saved_bound, saved_sum, sizes, threads);
+  forward_row(x, out, sizes, threads);
   return 0;
 }
 
-// a: x, saved_bound, saved_sum, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: out, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
-  auto* const saved_bound = reinterpret_cast<const float*>(a[1]);
-  auto* const saved_sum = reinterpret_cast<const float*>(a[2]);
-  auto* const d_out = reinterpret_cast<const bfloat16*>(a[3]);
-  auto* const d_x = reinterpret_cast<bfloat16*>(a[4]);
-  const bool is_measuring = a[5] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
-  const BackwardSizes sizes{ {a[6]}, {a[7]} };
-  const int threads = static_cast<int>(a[8]);
+  auto* const out = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const BackwardSizes sizes{ {a[4]}, {a[5]} };
+  const int threads = static_cast<int>(a[6]);
   if (is_measuring) return scratch.used;
-  backward_row(x, saved_bound, d_out, saved_sum, d_x, sizes, threads);
+  backward_row(d_out, out, d_x, sizes, threads);
   return 0;
 }

@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain b603b08cb04f   signature forward+backward: d_out bfloat16, d_x bfloat16, out bfloat16, saved_bound float32, saved_sum float32, x bfloat16; 32-bit offsets
+// fusegen 0.1.0   chain b603b08cb04f   signature forward+backward: d_out bfloat16, d_x bfloat16, out bfloat16, x bfloat16; 32-bit offsets
 //   softmax(-1)
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -78,13 +78,6 @@ template <>
 __device__ __forceinline__ float exp2_flushed(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
-// Within 2 ulp, for all operands.
-__device__ __forceinline__ float narrow_div(float a, float b) {
-  float result;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
 
@@ -281,16 +274,9 @@ __device__ __forceinline__ void forward_row_values(const float x, const float pe
   out = power * power * inverse * chosen;
 }
 
-__device__ __forceinline__ void forward_row_row_values(const float peak, const float total,
-    float& saved_bound, float& saved_sum) {
-  saved_bound = peak;
-  saved_sum = total;
-}
-
-// Reads x; writes out, saved_bound, saved_sum.
+// Reads x; writes out.
 __global__ void __launch_bounds__(1024, 1)
-forward_row(const bfloat16* x, bfloat16* __restrict__ out, float* __restrict__ saved_bound,
-    float* __restrict__ saved_sum, ForwardSizes sizes) {
+forward_row(const bfloat16* x, bfloat16* __restrict__ out, ForwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 8;
   __shared__ float cells[2][32];
@@ -329,7 +315,6 @@ forward_row(const bfloat16* x, bfloat16* __restrict__ out, float* __restrict__ s
     const bool is_live = first + threadIdx.y * kLanes < rows;
     const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
         end = is_live ? whole : 0;
-    const Index outer = row;
     Pack<bfloat16, kLanes> x_in[kPacks];
     wait_for_sent<0>();
 #pragma unroll
@@ -387,13 +372,6 @@ forward_row(const bfloat16* x, bfloat16* __restrict__ out, float* __restrict__ s
     }
     combine<32, false>(sums_2, cells[turn++ & 1]);
     const float total_value = sums_2[0].total;
-    if (is_live && threadIdx.x == 0) {
-      float saved_bound_value;
-      float saved_sum_value;
-      forward_row_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
-      saved_bound[outer] = narrow<float>(saved_bound_value);
-      saved_sum[outer] = narrow<float>(saved_sum_value);
-    }
     float chosen_value;
     float inverse_value;
     forward_row_values_once(total_value, chosen_value, inverse_value);
@@ -425,31 +403,24 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void backward_row_stage_1(const float x, const float saved_bound,
-    const float d_out, float& total_term, float& total_term_by) {
-  const float power = exp2_flushed((x - saved_bound) * 0.721347511f);
-  total_term = power * power;
-  total_term_by = d_out;
+__device__ __forceinline__ void backward_row_stage_1(const float d_out, const float out, float& total_term,
+    float& total_term_by) {
+  total_term = d_out;
+  total_term_by = out;
 }
 
-__device__ __forceinline__ void backward_row_values_once(const float saved_sum, const float total,
-    float& chosen, float& inverse, float& quotient) {
-  const float abs_value = fabsf(saved_sum);
-  chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
-  inverse = 1.0f / (saved_sum * chosen);
-  quotient = narrow_div(narrow_div(total, saved_sum), saved_sum);
+__device__ __forceinline__ void backward_row_values_once(const float total, float& negated) {
+  negated = -total;
 }
 
-__device__ __forceinline__ void backward_row_values(const float d_out, const float inverse,
-    const float chosen, const float quotient, const float x, const float saved_bound, float& d_x) {
-  const float power = exp2_flushed((x - saved_bound) * 0.721347511f);
-  d_x = (d_out * inverse * chosen - quotient) * (power * power);
+__device__ __forceinline__ void backward_row_values(const float negated, const float out, const float d_out,
+    float& d_x) {
+  d_x = fmaf(negated, out, d_out * out);
 }
 
-// Reads x, d_out, saved_bound by (outer), saved_sum by (outer); writes d_x.
+// Reads d_out, out; writes d_x.
 __global__ void __launch_bounds__(992, 1)
-backward_row(const bfloat16* x, const float* saved_bound, const bfloat16* d_out, const float* saved_sum,
-    bfloat16* __restrict__ d_x, BackwardSizes sizes) {
+backward_row(const bfloat16* d_out, const bfloat16* out, bfloat16* __restrict__ d_x, BackwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 7, kHeld = 3;
   __shared__ float cells[2][31];
@@ -464,16 +435,14 @@ backward_row(const bfloat16* x, const float* saved_bound, const bfloat16* d_out,
   const int edge_lane = (threadIdx.x + kLanes - head) % kLanes;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const x_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
-  auto* const x_edge_next = reinterpret_cast<Pack<bfloat16,
-      kLanes>*>(room + 13888) + threadIdx.y * 2 * kLanes + threadIdx.x;
-  auto* const d_out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 6944) + thread;
+  auto* const d_out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
   auto* const d_out_edge_next = reinterpret_cast<Pack<bfloat16,
+      kLanes>*>(room + 13888) + threadIdx.y * 2 * kLanes + threadIdx.x;
+  auto* const out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 6944) + thread;
+  auto* const out_edge_next = reinterpret_cast<Pack<bfloat16,
       kLanes>*>(room + 13904) + threadIdx.y * 2 * kLanes + threadIdx.x;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x / kLanes * kLanes * blockDim.y + blockIdx.x % kLanes;
-  float saved_bound_ahead[1];
-  float saved_sum_ahead[1];
   // A thread's first kHeld packs go into registers; the others stay in shared memory until the row is finished.
   const auto send_packs = [&](Index first, int from, int past) {
     const bool is_live = first + threadIdx.y * kLanes < rows;
@@ -484,20 +453,17 @@ backward_row(const bfloat16* x, const float* saved_bound, const bfloat16* d_out,
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      if (is_here) send(&x_next[p * 992], x + (base + i));
       if (is_here) send(&d_out_next[p * 992], d_out + (base + i));
+      if (is_here) send(&out_next[p * 992], out + (base + i));
     }
     send_off();
   };
   const auto send_own = [&](Index first) {
     const bool is_live = first + threadIdx.y * kLanes < rows;
     const Index row = is_live ? first + threadIdx.y * kLanes : 0;
-    if (is_edge && is_live) send_around(x_edge_next, x, row * length + edge, rows * length);
     if (is_edge && is_live) send_around(d_out_edge_next, d_out, row * length + edge, rows * length);
+    if (is_edge && is_live) send_around(out_edge_next, out, row * length + edge, rows * length);
     send_off();
-    const Index outer = row;
-    saved_bound_ahead[0] = widen(saved_bound[outer]);
-    saved_sum_ahead[0] = widen(saved_sum[outer]);
   };
   send_packs(first, 0, kPacks);
   send_own(first);
@@ -505,20 +471,18 @@ backward_row(const bfloat16* x, const float* saved_bound, const bfloat16* d_out,
     const bool is_live = first + threadIdx.y * kLanes < rows;
     const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
         end = is_live ? whole : 0;
-    Pack<bfloat16, kLanes> x_in[kPacks];
     Pack<bfloat16, kLanes> d_out_in[kPacks];
+    Pack<bfloat16, kLanes> out_in[kPacks];
     wait_for_sent<0>();
 #pragma unroll
     for (int p = 0; p < kHeld; ++p) {
-      x_in[p] = x_next[p * 992];
       d_out_in[p] = d_out_next[p * 992];
+      out_in[p] = out_next[p * 992];
     }
-    const float saved_bound_value = saved_bound_ahead[0];
-    const float saved_sum_value = saved_sum_ahead[0];
-    bfloat16 x_edge = {};
-    if (is_edge) x_edge = (x_edge_next)->at[edge_lane];
     bfloat16 d_out_edge = {};
     if (is_edge) d_out_edge = (d_out_edge_next)->at[edge_lane];
+    bfloat16 out_edge = {};
+    if (is_edge) out_edge = (out_edge_next)->at[edge_lane];
     send_packs(first + stride, 0, kHeld);
     send_own(first + stride);
     Sum<float> sums_1[1];
@@ -528,62 +492,58 @@ backward_row(const bfloat16* x, const float* saved_bound, const bfloat16* d_out,
       const bool is_here = i < end;
       if (!is_here) continue;
       if (p >= kHeld) {
-        x_in[p] = x_next[p * 992];
         d_out_in[p] = d_out_next[p * 992];
+        out_in[p] = out_next[p * 992];
       }
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p], lane);
         const float d_out_value = widen(d_out_in[p], lane);
+        const float out_value = widen(out_in[p], lane);
         float total_term_value;
         float total_term_by_value;
-        backward_row_stage_1(x_value, saved_bound_value, d_out_value, total_term_value, total_term_by_value);
+        backward_row_stage_1(d_out_value, out_value, total_term_value, total_term_by_value);
         if (is_here) sums_1[0].add(total_term_value, total_term_by_value);
       }
     }
     if (is_edge) {
       const bool is_here = is_live;
-      const float x_value = widen(x_edge);
       const float d_out_value = widen(d_out_edge);
+      const float out_value = widen(out_edge);
       float total_term_value;
       float total_term_by_value;
-      backward_row_stage_1(x_value, saved_bound_value, d_out_value, total_term_value, total_term_by_value);
+      backward_row_stage_1(d_out_value, out_value, total_term_value, total_term_by_value);
       if (is_here) sums_1[0].add(total_term_value, total_term_by_value);
     }
     combine<32, false>(sums_1, cells[turn++ & 1]);
     const float total_value = sums_1[0].total;
-    float chosen_value;
-    float inverse_value;
-    float quotient_value;
-    backward_row_values_once(saved_sum_value, total_value, chosen_value, inverse_value, quotient_value);
+    float negated_value;
+    backward_row_values_once(total_value, negated_value);
 #pragma unroll
     for (int p = kPacks - 1; p >= 0; --p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
       if (p >= kHeld) {
-        x_in[p] = x_next[p * 992];
         d_out_in[p] = d_out_next[p * 992];
+        out_in[p] = out_next[p * 992];
         send_packs(first + stride, p, p + 1);
       }
       Pack<bfloat16, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p], lane);
         const float d_out_value = widen(d_out_in[p], lane);
+        const float out_value = widen(out_in[p], lane);
         float d_x_value;
-        backward_row_values(d_out_value, inverse_value, chosen_value, quotient_value, x_value,
-            saved_bound_value, d_x_value);
+        backward_row_values(negated_value, out_value, d_out_value, d_x_value);
         d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
     }
     if (is_edge && is_live) {
-      const float x_value = widen(x_edge);
       const float d_out_value = widen(d_out_edge);
+      const float out_value = widen(out_edge);
       float d_x_value;
-      backward_row_values(d_out_value, inverse_value, chosen_value, quotient_value, x_value,
-          saved_bound_value, d_x_value);
+      backward_row_values(negated_value, out_value, d_out_value, d_x_value);
       d_x[row * length + edge] = narrow<bfloat16>(d_x_value);
     }
   }
@@ -679,19 +639,17 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
   cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
 }
 
-// a: x, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// a: x, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const out = reinterpret_cast<bfloat16*>(a[1]);
-  auto* const saved_bound = reinterpret_cast<float*>(a[2]);
-  auto* const saved_sum = reinterpret_cast<float*>(a[3]);
-  const bool is_measuring = a[4] == -1;
+  const bool is_measuring = a[2] == -1;
   if (!is_measuring && ((a[0] | a[1]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
-  const int device = static_cast<int>(a[7]);
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
+  const ForwardSizes sizes{ size_of(a[3]), size_of(a[4]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[6]);
+  const int device = static_cast<int>(a[5]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
@@ -705,25 +663,23 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 131328, stream, x, out,
-        saved_bound, saved_sum, sizes);
+        sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, saved_bound, saved_sum, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// a: out, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
-  auto* const saved_bound = reinterpret_cast<const float*>(a[1]);
-  auto* const saved_sum = reinterpret_cast<const float*>(a[2]);
-  auto* const d_out = reinterpret_cast<const bfloat16*>(a[3]);
-  auto* const d_x = reinterpret_cast<bfloat16*>(a[4]);
-  const bool is_measuring = a[5] == -1;
-  if (!is_measuring && ((a[0] | a[3] | a[4]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
-  const BackwardSizes sizes{ size_of(a[6]), size_of(a[7]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
-  const int device = static_cast<int>(a[8]);
+  auto* const out = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const BackwardSizes sizes{ size_of(a[4]), size_of(a[5]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
+  const int device = static_cast<int>(a[6]);
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
@@ -736,8 +692,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 222720, stream, x,
-        saved_bound, d_out, saved_sum, d_x, sizes);
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 222720, stream,
+        d_out, out, d_x, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain c4d6cebc8a7e   signature forward+backward: bias bfloat16, d_bias bfloat16, d_mask bfloat16, d_out bfloat16, d_x bfloat16, mask bfloat16, out bfloat16, saved_bound float32, saved_sum float32, x bfloat16; 64-bit offsets
+// fusegen 0.1.0   chain c4d6cebc8a7e   signature forward+backward: bias bfloat16, d_bias bfloat16, d_mask bfloat16, d_out bfloat16, d_x bfloat16, mask bfloat16, out bfloat16, x bfloat16; 64-bit offsets
 //   add(bias) | add(mask) | softmax(-1)
 #include <algorithm>
 #include <cmath>
@@ -299,19 +299,10 @@ static inline __attribute__((always_inline)) void forward_row_values(const float
   out = carried / total;
 }
 
-static inline __attribute__((always_inline)) void forward_row_row_values(const float peak, const float total,
-    float& saved_bound, float& saved_sum) {
-  saved_bound = peak;
-  saved_sum = total;
-}
-
 static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restrict__ bias,
-    const bfloat16* __restrict__ mask, bfloat16* __restrict__ out, float* __restrict__ saved_bound,
-    float* __restrict__ saved_sum, const ForwardSizes sizes, int threads) {
+    const bfloat16* __restrict__ mask, bfloat16* __restrict__ out, const ForwardSizes sizes, int threads) {
   expect(out,
       sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value);
-  expect(saved_bound, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value);
-  expect(saved_sum, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value);
   const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value,
       length = sizes.inner.value;
   const Index together = rows_together(length);
@@ -419,22 +410,6 @@ static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restri
           store<1>(out_line, width,
               out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner);
         }
-        {
-          const Index above_axis_3 = divide(row, sizes.axis_3);
-          const Index axis_3 = row - above_axis_3 * sizes.axis_3.value;
-          const Index above_axis_2 = divide(above_axis_3, sizes.axis_2);
-          const Index axis_2 = above_axis_3 - above_axis_2 * sizes.axis_2.value;
-          const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-          const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
-          const Index outer = above_axis_1;
-          const float peak_value = peak_of_rows[row - top];
-          const float total_value = total_of_rows[row - top];
-          float saved_bound_value;
-          float saved_sum_value;
-          forward_row_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
-          saved_bound[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3] = narrow<float>(saved_bound_value);
-          saved_sum[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3] = narrow<float>(saved_sum_value);
-        }
       }
     }
   }
@@ -444,22 +419,16 @@ struct BackwardSizes {
   Size outer, axis_1, axis_2, axis_3, inner;
 };
 
-static inline __attribute__((always_inline)) void backward_row_stage_1(const float x, const float bias,
-    const float mask, const float saved_bound, const float d_out, float& total_term, float& carried) {
-  // add(bias)
-  const float after_add = x + bias;
-  // add(mask)
-  const float after_add_2 = after_add + mask;
-  const float power = exp2f((after_add_2 - saved_bound) * 0.721347511f);
-  total_term = power * power * d_out;
-  carried = power * power;
+static inline __attribute__((always_inline)) void backward_row_stage_1(const float d_out, const float out,
+    float& total_term) {
+  total_term = d_out * out;
 }
 
-static inline __attribute__((always_inline)) void backward_row_values(const float d_out,
-    const float saved_sum, const float total, const float carried, float& d_x) {
+static inline __attribute__((always_inline)) void backward_row_values(const float d_out, const float out,
+    const float total, float& d_x) {
   // backward, down to add(mask)
   // backward, down to add(bias)
-  d_x = (d_out / saved_sum - total / saved_sum / saved_sum) * carried;
+  d_x = d_out * out + -total * out;
 }
 
 static inline __attribute__((always_inline)) void backward_row_row_values(const float total,
@@ -467,10 +436,8 @@ static inline __attribute__((always_inline)) void backward_row_row_values(const 
   total_scratch = total;
 }
 
-static void backward_row(const bfloat16* __restrict__ x, const bfloat16* __restrict__ bias,
-    const bfloat16* __restrict__ mask, const float* __restrict__ saved_bound,
-    const bfloat16* __restrict__ d_out, const float* __restrict__ saved_sum, bfloat16* __restrict__ d_x,
-    float* __restrict__ total_scratch, const BackwardSizes sizes, int threads) {
+static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __restrict__ out,
+    bfloat16* __restrict__ d_x, float* __restrict__ total_scratch, const BackwardSizes sizes, int threads) {
   expect(d_x,
       sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value);
   expect(total_scratch, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value);
@@ -480,7 +447,6 @@ static void backward_row(const bfloat16* __restrict__ x, const bfloat16* __restr
   const Index tasks = (rows + together - 1) / together;
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
-    const Values<float> carried_rows(together * padded(length));
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       const Index top = task * together, bottom = std::min(rows, top + together);
@@ -493,34 +459,22 @@ static void backward_row(const bfloat16* __restrict__ x, const bfloat16* __restr
         const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
         const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
         const Index outer = above_axis_1;
-        const Index place = (row - top) * padded(length);
         Sum total_sum;
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_line = carried_rows.at + place + first;
-          float x_room[kLine];
-          const float* const x_line = load<1>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, x_room);
-          float bias_room[kLine];
-          const float* const bias_line = load<1>(bias + ((axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, bias_room);
-          float mask_room[kLine];
-          const float* const mask_line = load<1>(mask + ((axis_1) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, mask_room);
-          const float saved_bound_value = widen(saved_bound[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
           float d_out_room[kLine];
           const float* const d_out_line = load<1>(d_out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, d_out_room);
+          float out_room[kLine];
+          const float* const out_line = load<1>(out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, out_room);
           float total_term_line[kLine];
 #pragma omp simd
           for (Index i = 0; i < padded(width); ++i) {
-            const float x_value = x_line[i];
-            const float bias_value = bias_line[i];
-            const float mask_value = mask_line[i];
             const float d_out_value = d_out_line[i];
+            const float out_value = out_line[i];
             float total_term_value;
-            float carried_value;
-            backward_row_stage_1(x_value, bias_value, mask_value, saved_bound_value, d_out_value,
-                total_term_value, carried_value);
+            backward_row_stage_1(d_out_value, out_value, total_term_value);
             total_term_line[i] = total_term_value;
-            carried_line[i] = carried_value;
           }
           total_sum.add(total_term_line, width);
         }
@@ -534,23 +488,22 @@ static void backward_row(const bfloat16* __restrict__ x, const bfloat16* __restr
         const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
         const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
         const Index outer = above_axis_1;
-        const Index place = (row - top) * padded(length);
         const float total_value = total_of_rows[row - top];
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_line = carried_rows.at + place + first;
           float d_out_room[kLine];
           const float* const d_out_line = load<1>(d_out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, d_out_room);
-          const float saved_sum_value = widen(saved_sum[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
+          float out_room[kLine];
+          const float* const out_line = load<1>(out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, out_room);
           float d_x_room[kLine];
           float* const d_x_line = target<1>(d_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
           for (Index i = 0; i < padded(width); ++i) {
             const float d_out_value = d_out_line[i];
-            const float carried_value = carried_line[i];
+            const float out_value = out_line[i];
             float d_x_value;
-            backward_row_values(d_out_value, saved_sum_value, total_value, carried_value, d_x_value);
+            backward_row_values(d_out_value, out_value, total_value, d_x_value);
             d_x_line[i] = d_x_value;
           }
           store<1>(d_x_line, width,
@@ -574,23 +527,16 @@ static void backward_row(const bfloat16* __restrict__ x, const bfloat16* __restr
   }
 }
 
-static inline __attribute__((always_inline)) void backward_outer_values(const float d_out,
-    const float saved_sum, const float total, const float x, const float bias, const float mask,
-    const float saved_bound, float& total_2_term) {
-  // add(bias)
-  const float after_add = x + bias;
-  // add(mask)
-  const float after_add_2 = after_add + mask;
+static inline __attribute__((always_inline)) void backward_outer_values(const float out, const float d_out,
+    const float total, float& total_2_term) {
   // backward, down to add(mask)
-  const float power = exp2f((after_add_2 - saved_bound) * 0.721347511f);
   // backward, down to add(bias)
-  total_2_term = (d_out / saved_sum - total / saved_sum / saved_sum) * (power * power);
+  total_2_term = out * (d_out + -total);
 }
 
-static void backward_outer(const bfloat16* __restrict__ d_out, const float* __restrict__ saved_sum,
-    const float* __restrict__ total, const bfloat16* __restrict__ x, const bfloat16* __restrict__ bias,
-    const bfloat16* __restrict__ mask, const float* __restrict__ saved_bound,
-    Sum* __restrict__ total_2_partials, const BackwardSizes sizes, int threads) {
+static void backward_outer(const bfloat16* __restrict__ d_out, const bfloat16* __restrict__ out,
+    const float* __restrict__ total, Sum* __restrict__ total_2_partials, const BackwardSizes sizes,
+    int threads) {
   const Index kept = sizes.axis_2.value * sizes.axis_3.value, rows = sizes.outer.value * sizes.axis_1.value,
       columns = sizes.inner.value;
   const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
@@ -612,25 +558,16 @@ static void backward_outer(const bfloat16* __restrict__ d_out, const float* __re
         const Index inner = first;
         float d_out_room[kLine];
         const float* const d_out_line = load<1>(d_out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, d_out_room);
-        const float saved_sum_value = widen(saved_sum[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
+        float out_room[kLine];
+        const float* const out_line = load<1>(out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, out_room);
         const float total_value = widen(total[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
-        float x_room[kLine];
-        const float* const x_line = load<1>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, x_room);
-        float bias_room[kLine];
-        const float* const bias_line = load<1>(bias + ((axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, bias_room);
-        float mask_room[kLine];
-        const float* const mask_line = load<1>(mask + ((axis_1) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, mask_room);
-        const float saved_bound_value = widen(saved_bound[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
         float total_2_term_line[kLine];
 #pragma omp simd
         for (Index i = 0; i < padded(width); ++i) {
+          const float out_value = out_line[i];
           const float d_out_value = d_out_line[i];
-          const float x_value = x_line[i];
-          const float bias_value = bias_line[i];
-          const float mask_value = mask_line[i];
           float total_2_term_value;
-          backward_outer_values(d_out_value, saved_sum_value, total_value, x_value, bias_value, mask_value,
-              saved_bound_value, total_2_term_value);
+          backward_outer_values(out_value, d_out_value, total_value, total_2_term_value);
           total_2_term_line[i] = total_2_term_value;
         }
         total_2_lanes.add(total_2_term_line, width, first - begin);
@@ -677,23 +614,16 @@ static void backward_finalise(bfloat16* __restrict__ d_bias, const Sum* __restri
   }
 }
 
-static inline __attribute__((always_inline)) void backward_outer_2_values(const float d_out,
-    const float saved_sum, const float total, const float x, const float bias, const float mask,
-    const float saved_bound, float& total_3_term) {
-  // add(bias)
-  const float after_add = x + bias;
-  // add(mask)
-  const float after_add_2 = after_add + mask;
+static inline __attribute__((always_inline)) void backward_outer_2_values(const float out, const float d_out,
+    const float total, float& total_3_term) {
   // backward, down to add(mask)
-  const float power = exp2f((after_add_2 - saved_bound) * 0.721347511f);
   // backward, down to add(bias)
-  total_3_term = (d_out / saved_sum - total / saved_sum / saved_sum) * (power * power);
+  total_3_term = out * (d_out + -total);
 }
 
-static void backward_outer_2(const bfloat16* __restrict__ d_out, const float* __restrict__ saved_sum,
-    const float* __restrict__ total, const bfloat16* __restrict__ x, const bfloat16* __restrict__ bias,
-    const bfloat16* __restrict__ mask, const float* __restrict__ saved_bound,
-    Sum* __restrict__ total_3_partials, const BackwardSizes sizes, int threads) {
+static void backward_outer_2(const bfloat16* __restrict__ d_out, const bfloat16* __restrict__ out,
+    const float* __restrict__ total, Sum* __restrict__ total_3_partials, const BackwardSizes sizes,
+    int threads) {
   const Index kept = sizes.axis_1.value * sizes.axis_3.value, rows = sizes.outer.value * sizes.axis_2.value,
       columns = sizes.inner.value;
   const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
@@ -715,25 +645,16 @@ static void backward_outer_2(const bfloat16* __restrict__ d_out, const float* __
         const Index inner = first;
         float d_out_room[kLine];
         const float* const d_out_line = load<1>(d_out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, d_out_room);
-        const float saved_sum_value = widen(saved_sum[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
+        float out_room[kLine];
+        const float* const out_line = load<1>(out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, out_room);
         const float total_value = widen(total[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
-        float x_room[kLine];
-        const float* const x_line = load<1>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, x_room);
-        float bias_room[kLine];
-        const float* const bias_line = load<1>(bias + ((axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, bias_room);
-        float mask_room[kLine];
-        const float* const mask_line = load<1>(mask + ((axis_1) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, mask_room);
-        const float saved_bound_value = widen(saved_bound[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
         float total_3_term_line[kLine];
 #pragma omp simd
         for (Index i = 0; i < padded(width); ++i) {
+          const float out_value = out_line[i];
           const float d_out_value = d_out_line[i];
-          const float x_value = x_line[i];
-          const float bias_value = bias_line[i];
-          const float mask_value = mask_line[i];
           float total_3_term_value;
-          backward_outer_2_values(d_out_value, saved_sum_value, total_value, x_value, bias_value, mask_value,
-              saved_bound_value, total_3_term_value);
+          backward_outer_2_values(out_value, d_out_value, total_value, total_3_term_value);
           total_3_term_line[i] = total_3_term_value;
         }
         total_3_lanes.add(total_3_term_line, width, first - begin);
@@ -782,38 +703,32 @@ static void backward_finalise_2(bfloat16* __restrict__ d_mask, const Sum* __rest
 
 }  // namespace
 
-// a: x, bias, mask, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, axis_3, inner, threads.
+// a: x, bias, mask, out, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, axis_3, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const bias = reinterpret_cast<const bfloat16*>(a[1]);
   auto* const mask = reinterpret_cast<const bfloat16*>(a[2]);
   auto* const out = reinterpret_cast<bfloat16*>(a[3]);
-  auto* const saved_bound = reinterpret_cast<float*>(a[4]);
-  auto* const saved_sum = reinterpret_cast<float*>(a[5]);
-  const bool is_measuring = a[6] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
-  const ForwardSizes sizes{ {a[7]}, {a[8]}, {a[9]}, {a[10]}, {a[11]} };
-  const int threads = static_cast<int>(a[12]);
+  const bool is_measuring = a[4] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ {a[5]}, {a[6]}, {a[7]}, {a[8]}, {a[9]} };
+  const int threads = static_cast<int>(a[10]);
   if (is_measuring) return scratch.used;
-  forward_row(x, bias, mask, out, saved_bound, saved_sum, sizes, threads);
+  forward_row(x, bias, mask, out, sizes, threads);
   return 0;
 }
 
-// a: x, bias, mask, saved_bound, saved_sum, d_out, d_x, d_bias, d_mask, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, axis_3, inner, threads.
+// a: out, d_out, d_x, d_bias, d_mask, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, axis_3, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
-  auto* const bias = reinterpret_cast<const bfloat16*>(a[1]);
-  auto* const mask = reinterpret_cast<const bfloat16*>(a[2]);
-  auto* const saved_bound = reinterpret_cast<const float*>(a[3]);
-  auto* const saved_sum = reinterpret_cast<const float*>(a[4]);
-  auto* const d_out = reinterpret_cast<const bfloat16*>(a[5]);
-  auto* const d_x = reinterpret_cast<bfloat16*>(a[6]);
-  auto* const d_bias = reinterpret_cast<bfloat16*>(a[7]);
-  auto* const d_mask = reinterpret_cast<bfloat16*>(a[8]);
-  const bool is_measuring = a[9] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[9])};
-  const BackwardSizes sizes{ {a[10]}, {a[11]}, {a[12]}, {a[13]}, {a[14]} };
-  const int threads = static_cast<int>(a[15]);
+  auto* const out = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[2]);
+  auto* const d_bias = reinterpret_cast<bfloat16*>(a[3]);
+  auto* const d_mask = reinterpret_cast<bfloat16*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const BackwardSizes sizes{ {a[6]}, {a[7]}, {a[8]}, {a[9]}, {a[10]} };
+  const int threads = static_cast<int>(a[11]);
   const Index total_2_partials_slots = slots_of(sizes.outer.value * sizes.axis_1.value, sizes.inner.value,
       sizes.axis_2.value * sizes.axis_3.value * ((sizes.inner.value + kBeside - 1) / kBeside))
 ;
@@ -824,12 +739,10 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value) * total_3_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_row(x, bias, mask, saved_bound, d_out, saved_sum, d_x, total_scratch, sizes, threads);
-  backward_outer(d_out, saved_sum, total_scratch, x, bias, mask, saved_bound, total_2_partials, sizes,
-      threads);
+  backward_row(d_out, out, d_x, total_scratch, sizes, threads);
+  backward_outer(d_out, out, total_scratch, total_2_partials, sizes, threads);
   backward_finalise(d_bias, total_2_partials, sizes, total_2_partials_slots, threads);
-  backward_outer_2(d_out, saved_sum, total_scratch, x, bias, mask, saved_bound, total_3_partials, sizes,
-      threads);
+  backward_outer_2(d_out, out, total_scratch, total_3_partials, sizes, threads);
   backward_finalise_2(d_mask, total_3_partials, sizes, total_3_partials_slots, threads);
   return 0;
 }

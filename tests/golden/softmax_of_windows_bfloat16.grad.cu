@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain c4d6cebc8a7e   signature forward+backward: bias bfloat16, d_bias bfloat16, d_mask bfloat16, d_out bfloat16, d_x bfloat16, mask bfloat16, out bfloat16, saved_bound float32, saved_sum float32, x bfloat16; 32-bit offsets
+// fusegen 0.1.0   chain c4d6cebc8a7e   signature forward+backward: bias bfloat16, d_bias bfloat16, d_mask bfloat16, d_out bfloat16, d_x bfloat16, mask bfloat16, out bfloat16, x bfloat16; 32-bit offsets
 //   add(bias) | add(mask) | softmax(-1)
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -81,13 +81,6 @@ __device__ __forceinline__ float exp2_flushed(float x) {
   return result;
 }
 
-// Within 2 ulp, for all operands.
-__device__ __forceinline__ float narrow_div(float a, float b) {
-  float result;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-
 // The largest number; a NaN beats every number, as in torch.
 template <typename T>
 struct Peak {
@@ -151,22 +144,6 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
   *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
-  return pack;
-}
-
-// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next = nullptr, Index left = N) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  Pack<T, N> pack;
-  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(here + n);
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
-  }
   return pack;
 }
 
@@ -391,16 +368,10 @@ __device__ __forceinline__ void forward_row_values(const float carried, const fl
   out = carried * inverse * chosen;
 }
 
-__device__ __forceinline__ void forward_row_row_values(const float peak, const float total,
-    float& saved_bound, float& saved_sum) {
-  saved_bound = peak;
-  saved_sum = total;
-}
-
-// Reads x, bias by (axis_2, axis_3, inner), mask by (axis_1, axis_3, inner); writes out, saved_bound, saved_sum.
+// Reads x, bias by (axis_2, axis_3, inner), mask by (axis_1, axis_3, inner); writes out.
 __global__ void __launch_bounds__(256, 2)
 forward_row(const bfloat16* x, const bfloat16* bias, const bfloat16* mask, bfloat16* __restrict__ out,
-    float* __restrict__ saved_bound, float* __restrict__ saved_sum, ForwardSizes sizes) {
+    ForwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 1, kPacks = 13;
   __shared__ float cells[2][8];
@@ -428,7 +399,6 @@ forward_row(const bfloat16* x, const bfloat16* bias, const bfloat16* mask, bfloa
     const Index axis_2 = above_axis_3 - above_axis_2 * sizes.axis_2.value;
     const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
     const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
-    const Index outer = above_axis_1;
     Pack<bfloat16, kLanes> x_in[kPacks];
     const Index taken = min(static_cast<Index>(blockDim.y), rows - first) * length;
     wait_for_sent<0>();
@@ -482,13 +452,6 @@ forward_row(const bfloat16* x, const bfloat16* bias, const bfloat16* mask, bfloa
     }
     combine<8, false>(sums_2, cells[turn++ & 1]);
     const float total_value = sums_2[0].total;
-    if (is_live && threadIdx.x == 0) {
-      float saved_bound_value;
-      float saved_sum_value;
-      forward_row_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
-      saved_bound[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3] = narrow<float>(saved_bound_value);
-      saved_sum[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3] = narrow<float>(saved_sum_value);
-    }
     float chosen_value;
     float inverse_value;
     forward_row_values_once(total_value, chosen_value, inverse_value);
@@ -515,51 +478,33 @@ struct BackwardSizes {
   Size outer, axis_1, axis_2, axis_3, inner;
 };
 
-__device__ __forceinline__ void backward_row_stage_1_once(const float saved_sum, float& chosen,
-    float& inverse) {
-  const float abs_value = fabsf(saved_sum);
-  chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
-  inverse = 1.0f / (saved_sum * chosen);
+__device__ __forceinline__ void backward_row_stage_1(const float d_out, const float out, float& total_2_term,
+    float& total_2_term_by, float& carried) {
+  total_2_term = d_out;
+  total_2_term_by = out;
+  carried = d_out * out;
 }
 
-__device__ __forceinline__ void backward_row_stage_1(const float x, const float bias, const float mask,
-    const float saved_bound, const float d_out, const float inverse, const float chosen, float& total_2_term,
-    float& total_2_term_by, float& carried, float& carried_2) {
-  // add(bias)
-  const float after_add = x + bias;
-  // add(mask)
-  const float after_add_2 = after_add + mask;
-  const float power = exp2_flushed((after_add_2 - saved_bound) * 0.721347511f);
-  total_2_term = power * power;
-  total_2_term_by = d_out;
-  carried = d_out * inverse * chosen;
-  carried_2 = total_2_term;
+__device__ __forceinline__ void backward_row_values_once(const float total_2, float& negated) {
+  negated = -total_2;
 }
 
-__device__ __forceinline__ void backward_row_values_once(const float total_2, const float saved_sum,
-    float& quotient) {
-  quotient = narrow_div(narrow_div(total_2, saved_sum), saved_sum);
-}
-
-__device__ __forceinline__ void backward_row_values(const float carried, const float quotient,
-    const float carried_2, float& d_x, float& total_term, float& total_term_by) {
+__device__ __forceinline__ void backward_row_values(const float negated, const float out,
+    const float carried, float& d_x, float& total_term) {
   // backward, down to add(mask)
   // backward, down to add(bias)
-  d_x = (carried - quotient) * carried_2;
-  total_term = carried - quotient;
-  total_term_by = carried_2;
+  d_x = fmaf(negated, out, carried);
+  total_term = d_x;
 }
 
-__device__ __forceinline__ void backward_row_row_values(const float total_2, const float saved_sum,
-    float& common_scratch) {
-  common_scratch = narrow_div(narrow_div(total_2, saved_sum), saved_sum);
+__device__ __forceinline__ void backward_row_row_values(const float total_2, float& total_2_scratch) {
+  total_2_scratch = total_2;
 }
 
-// Reads x, d_out, bias by (axis_2, axis_3, inner), mask by (axis_1, axis_3, inner), saved_bound by (outer, axis_1, axis_2, axis_3), saved_sum by (outer, axis_1, axis_2, axis_3); leaves partials of total; writes d_x, common_scratch.
+// Reads d_out, out; leaves partials of total; writes d_x, total_2_scratch.
 __global__ void __launch_bounds__(256, 3)
-backward_row(const bfloat16* x, const bfloat16* bias, const bfloat16* mask, const float* saved_bound,
-    const bfloat16* d_out, const float* saved_sum, bfloat16* __restrict__ d_x,
-    float* __restrict__ common_scratch, Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
+backward_row(const bfloat16* d_out, const bfloat16* out, bfloat16* __restrict__ d_x,
+    float* __restrict__ total_2_scratch, Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 1, kPacks = 7;
   __shared__ float cells[2][8];
@@ -571,13 +516,13 @@ backward_row(const bfloat16* x, const bfloat16* bias, const bfloat16* mask, cons
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
   // Rows beside each other lie together: a block moves them as a whole, by way of shared memory.
-  auto* const x_staged = reinterpret_cast<bfloat16*>(room + 0);
-  auto* const d_out_staged = reinterpret_cast<bfloat16*>(room + 224);
+  auto* const d_out_staged = reinterpret_cast<bfloat16*>(room + 0);
+  auto* const out_staged = reinterpret_cast<bfloat16*>(room + 224);
   auto* const d_x_staged = reinterpret_cast<bfloat16*>(room + 448);
   const auto send_rows = [&](Index first) {
     const Index taken = first < rows ? min(static_cast<Index>(blockDim.y), rows - first) * length : 0;
-    send_all(x_staged, x + first * length, taken);
     send_all(d_out_staged, d_out + first * length, taken);
+    send_all(out_staged, out + first * length, taken);
     send_off();
   };
   send_rows(first);
@@ -591,8 +536,8 @@ backward_row(const bfloat16* x, const bfloat16* bias, const bfloat16* mask, cons
     const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
     const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
     const Index outer = above_axis_1;
-    Pack<bfloat16, kLanes> x_in[kPacks];
     Pack<bfloat16, kLanes> d_out_in[kPacks];
+    Pack<bfloat16, kLanes> out_in[kPacks];
     const Index taken = min(static_cast<Index>(blockDim.y), rows - first) * length;
     wait_for_sent<0>();
     __syncthreads();
@@ -600,50 +545,39 @@ backward_row(const bfloat16* x, const bfloat16* bias, const bfloat16* mask, cons
     for (int p = 0; p < kPacks; ++p) {
       const Index i = threadIdx.x * kPacks + p;
       const bool is_here = i < end;
-      if (is_here) x_in[p] = load<kLanes>(x_staged + (threadIdx.y * length + i));
       if (is_here) d_out_in[p] = load<kLanes>(d_out_staged + (threadIdx.y * length + i));
+      if (is_here) out_in[p] = load<kLanes>(out_staged + (threadIdx.y * length + i));
     }
     __syncthreads();
     send_rows(first + stride);
-    const float saved_bound_value = widen(saved_bound[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
-    const float saved_sum_value = widen(saved_sum[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
     Sum<float> sums_1[1];
     float carried[kPacks][kLanes];
-    float carried_2[kPacks][kLanes];
-    float chosen_value;
-    float inverse_value;
-    backward_row_stage_1_once(saved_sum_value, chosen_value, inverse_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = threadIdx.x * kPacks + p;
       const bool is_here = i < end;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index inner = (is_here ? i + lane : 0);
-        const float x_value = widen(x_in[p], lane);
         const float d_out_value = widen(d_out_in[p], lane);
-        const float bias_value = widen(bias[((axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner]);
-        const float mask_value = widen(mask[((axis_1) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner]);
+        const float out_value = widen(out_in[p], lane);
         float total_2_term_value;
         float total_2_term_by_value;
         float carried_value;
-        float carried_2_value;
-        backward_row_stage_1(x_value, bias_value, mask_value, saved_bound_value, d_out_value, inverse_value,
-            chosen_value, total_2_term_value, total_2_term_by_value, carried_value, carried_2_value);
+        backward_row_stage_1(d_out_value, out_value, total_2_term_value, total_2_term_by_value,
+            carried_value);
         if (is_here) sums_1[0].add(total_2_term_value, total_2_term_by_value);
         carried[p][lane] = carried_value;
-        carried_2[p][lane] = carried_2_value;
       }
     }
     combine<8, false>(sums_1, cells[turn++ & 1]);
     const float total_2_value = sums_1[0].total;
     if (is_live && threadIdx.x == 0) {
-      float common_scratch_value;
-      backward_row_row_values(total_2_value, saved_sum_value, common_scratch_value);
-      common_scratch[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3] = narrow<float>(common_scratch_value);
+      float total_2_scratch_value;
+      backward_row_row_values(total_2_value, total_2_scratch_value);
+      total_2_scratch[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3] = narrow<float>(total_2_scratch_value);
     }
-    float quotient_value;
-    backward_row_values_once(total_2_value, saved_sum_value, quotient_value);
+    float negated_value;
+    backward_row_values_once(total_2_value, negated_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = threadIdx.x * kPacks + p;
@@ -651,15 +585,13 @@ backward_row(const bfloat16* x, const bfloat16* bias, const bfloat16* mask, cons
       Pack<bfloat16, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
+        const float out_value = widen(out_in[p], lane);
         const float carried_value = carried[p][lane];
-        const float carried_2_value = carried_2[p][lane];
         float d_x_value;
         float total_term_value;
-        float total_term_by_value;
-        backward_row_values(carried_value, quotient_value, carried_2_value, d_x_value, total_term_value,
-            total_term_by_value);
+        backward_row_values(negated_value, out_value, carried_value, d_x_value, total_term_value);
         d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
-        if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
+        if (is_here) total_sum[p][lane].add(total_term_value);
       }
       if (is_here) store(d_x_staged + (threadIdx.y * length + i), d_x_out);
     }
@@ -721,26 +653,17 @@ backward_finalise(bfloat16* __restrict__ d_bias, const Sum<float>* total_partial
   d_bias[((axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner] = narrow<bfloat16>(d_bias_value);
 }
 
-__device__ __forceinline__ void backward_outer_values(const float d_out, const float saved_sum,
-    const float common, const float x, const float bias, const float mask, const float saved_bound,
-    float& total_3_term) {
-  // add(bias)
-  const float after_add = x + bias;
-  // add(mask)
-  const float after_add_2 = after_add + mask;
+__device__ __forceinline__ void backward_outer_values(const float out, const float d_out,
+    const float total_2, float& total_3_term) {
   // backward, down to add(mask)
-  const float abs_value = fabsf(saved_sum);
-  const float chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
-  const float power = exp2_flushed((after_add_2 - saved_bound) * 0.721347511f);
   // backward, down to add(bias)
-  total_3_term = (d_out * (1.0f / (saved_sum * chosen)) * chosen - common) * (power * power);
+  total_3_term = out * (d_out + -total_2);
 }
 
-// Reads d_out, x, saved_sum by (outer, axis_1, axis_2, axis_3), common by (outer, axis_1, axis_2, axis_3), bias by (axis_2, axis_3, inner), mask by (axis_1, axis_3, inner), saved_bound by (outer, axis_1, axis_2, axis_3); leaves partials of total_3.
+// Reads d_out, out, total_2 by (outer, axis_1, axis_2, axis_3); leaves partials of total_3.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 2)
-backward_outer(const bfloat16* d_out, const float* saved_sum, const float* common, const bfloat16* x,
-    const bfloat16* bias, const bfloat16* mask, const float* saved_bound,
+backward_outer(const bfloat16* d_out, const bfloat16* out, const float* total_2,
     Sum<float>* __restrict__ total_3_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   constexpr int kRows = 2;
@@ -756,11 +679,10 @@ backward_outer(const bfloat16* d_out, const float* saved_sum, const float* commo
   const Index axis_1 = above_axis_3;
   Sum<float> total_3_sum[kLanes];
   if (column < columns) {
-    const auto mask_in = load_anywhere<kLanes>(mask + (((axis_1) * sizes.axis_3.value + axis_3) * columns + column));
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
       Pack<bfloat16, kLanes> d_out_in[kRows];
-      Pack<bfloat16, kLanes> x_in[kRows];
+      Pack<bfloat16, kLanes> out_in[kRows];
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
@@ -769,7 +691,7 @@ backward_outer(const bfloat16* d_out, const float* saved_sum, const float* commo
         const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
         const Index outer = above_axis_2;
         d_out_in[p] = load<kLanes>(d_out + (((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * columns + column));
-        x_in[p] = load<kLanes>(x + (((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * columns + column));
+        out_in[p] = load<kLanes>(out + (((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * columns + column));
       }
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
@@ -778,19 +700,13 @@ backward_outer(const bfloat16* d_out, const float* saved_sum, const float* commo
         const Index above_axis_2 = divide(row, sizes.axis_2);
         const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
         const Index outer = above_axis_2;
-        const float saved_sum_value = widen(saved_sum[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
-        const float common_value = widen(common[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
-        const float saved_bound_value = widen(saved_bound[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
-        const auto bias_in = load_anywhere<kLanes>(bias + (((axis_2) * sizes.axis_3.value + axis_3) * columns + column));
+        const float total_2_value = widen(total_2[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float d_out_value = widen(d_out_in[p], lane);
-          const float x_value = widen(x_in[p], lane);
-          const float bias_value = widen(bias_in, lane);
-          const float mask_value = widen(mask_in, lane);
+          const float out_value = widen(out_in[p], lane);
           float total_3_term_value;
-          backward_outer_values(d_out_value, saved_sum_value, common_value, x_value, bias_value, mask_value,
-              saved_bound_value, total_3_term_value);
+          backward_outer_values(out_value, d_out_value, total_2_value, total_3_term_value);
           if (is_here) total_3_sum[lane].add(total_3_term_value);
         }
       }
@@ -969,21 +885,19 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
   cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
 }
 
-// a: x, bias, mask, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, axis_3, inner, device, stream.
+// a: x, bias, mask, out, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, axis_3, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const bias = reinterpret_cast<const bfloat16*>(a[1]);
   auto* const mask = reinterpret_cast<const bfloat16*>(a[2]);
   auto* const out = reinterpret_cast<bfloat16*>(a[3]);
-  auto* const saved_bound = reinterpret_cast<float*>(a[4]);
-  auto* const saved_sum = reinterpret_cast<float*>(a[5]);
-  const bool is_measuring = a[6] == -1;
+  const bool is_measuring = a[4] == -1;
   if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
-  const ForwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]), size_of(a[10]), size_of(a[11]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[13]);
-  const int device = static_cast<int>(a[12]);
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]), size_of(a[8]), size_of(a[9]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
+  const int device = static_cast<int>(a[10]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value), forward_row_length = static_cast<int64_t>(sizes.inner.value);
   const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 13), 256);
@@ -993,29 +907,25 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 13312, stream, x, bias,
-        mask, out, saved_bound, saved_sum, sizes);
+        mask, out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, bias, mask, saved_bound, saved_sum, d_out, d_x, d_bias, d_mask, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, axis_3, inner, device, stream.
+// a: out, d_out, d_x, d_bias, d_mask, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, axis_3, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
-  auto* const bias = reinterpret_cast<const bfloat16*>(a[1]);
-  auto* const mask = reinterpret_cast<const bfloat16*>(a[2]);
-  auto* const saved_bound = reinterpret_cast<const float*>(a[3]);
-  auto* const saved_sum = reinterpret_cast<const float*>(a[4]);
-  auto* const d_out = reinterpret_cast<const bfloat16*>(a[5]);
-  auto* const d_x = reinterpret_cast<bfloat16*>(a[6]);
-  auto* const d_bias = reinterpret_cast<bfloat16*>(a[7]);
-  auto* const d_mask = reinterpret_cast<bfloat16*>(a[8]);
-  const bool is_measuring = a[9] == -1;
-  if (!is_measuring && ((a[0] | a[5] | a[6]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[9])};
-  const BackwardSizes sizes{ size_of(a[10]), size_of(a[11]), size_of(a[12]), size_of(a[13]), size_of(a[14]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[16]);
-  const int device = static_cast<int>(a[15]);
+  auto* const out = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[2]);
+  auto* const d_bias = reinterpret_cast<bfloat16*>(a[3]);
+  auto* const d_mask = reinterpret_cast<bfloat16*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const BackwardSizes sizes{ size_of(a[6]), size_of(a[7]), size_of(a[8]), size_of(a[9]), size_of(a[10]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[12]);
+  const int device = static_cast<int>(a[11]);
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value), backward_row_length = static_cast<int64_t>(sizes.inner.value);
   // So many rows at a time that all of a thread have the same axis_2, axis_3.
@@ -1050,12 +960,12 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
   const int64_t total_3_partials_slots = backward_outer_slots;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
-  auto* const common_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value));
+  auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value));
   auto* const total_3_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value) * total_3_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 10752, stream, x,
-        bias, mask, saved_bound, d_out, saved_sum, d_x, common_scratch, total_partials, sizes);
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 10752, stream, d_out,
+        out, d_x, total_2_scratch, total_partials, sizes);
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value), results = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value);
@@ -1072,8 +982,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   }
   {
     const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
-    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, d_out, saved_sum, common_scratch,
-        x, bias, mask, saved_bound, total_3_partials, sizes, static_cast<Index>(backward_outer_slots));
+    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, d_out, out, total_2_scratch,
+        total_3_partials, sizes, static_cast<Index>(backward_outer_slots));
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
