@@ -357,7 +357,9 @@ def test_behind_a_relu_or_softmax_the_result_is_kept_as_in_torch_and_nothing_els
     found = torch.autograd.grad(result, tensors, seed)
     wanted = torch.autograd.grad(fused.reference(*tensors), tensors, seed)
     for a, b in zip(found, wanted, strict=True):
-        torch.testing.assert_close(a, b)
+        # Of narrow ones, differences of what nearly cancels, of rounded results.
+        close = {"rtol": 0.02, "atol": 2e-3} if dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(a, b, **close)
     result = fused(*tensors)
     result.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
