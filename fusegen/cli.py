@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fusegen import __version__, cache
 from fusegen.bench import command as bench_command
-from fusegen.describe import LAYOUTS, Situation, sources
+from fusegen.describe import LAYOUTS, Situation, named_shapes, sources
 from fusegen.dsl import parse
 from fusegen.errors import BuildError, CacheError, FusegenError
 from fusegen.explain import explain
@@ -270,7 +270,8 @@ def _named_shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _situation(options: argparse.Namespace, dtype: str, gpu: str = "H200") -> Situation:
-    return Situation(options.shape, dict(options.operand), dtype, options.layout, _limits(gpu))
+    shapes = named_shapes(options.operand)
+    return Situation(options.shape, shapes, dtype, options.layout, _limits(gpu))
 
 
 def _limits(gpu: str) -> Limits:

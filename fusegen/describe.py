@@ -256,6 +256,16 @@ def _order_behind(bound: Bound, order: Sequence[int]) -> tuple[int, ...]:
 # The shapes of a chain of which only the text is known.
 
 
+def named_shapes(pairs: Iterable[tuple[str, Shape]]) -> dict[str, Shape]:
+    """Shapes by name. Raises ArgumentError where one is given twice."""
+    found: dict[str, Shape] = {}
+    for name, shape in pairs:
+        if name in found:
+            raise ArgumentError(f"operand {name!r} is given two shapes, {found[name]} and {shape}")
+        found[name] = shape
+    return found
+
+
 def assumed_shapes(chain: Chain, situation: Situation) -> tuple[Shape, dict[str, Shape]]:
     """x's shape and every operand's: as given, else the plainest that the chain accepts.
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 
 from fusegen import ir
-from fusegen.describe import Module, Situation, modules
+from fusegen.describe import Module, Situation, assumed_shapes, modules
 from fusegen.emission import make_entry
 from fusegen.kernel import Entry, Kernel
 from fusegen.ops import Chain
@@ -40,6 +40,8 @@ def explain(chain: Chain, target: str, situation: Situation, bandwidth: float) -
     """
     found = modules(chain, target, situation, grad=True)
     lines = [chain.text]
+    if situation.shape is None:
+        lines.append(f"x is assumed to be of shape {assumed_shapes(chain, situation)[0]}")
     totals: dict[str, float] = {}
     for number, module in enumerate(found, start=1):
         if len(found) > 1:

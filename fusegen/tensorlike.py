@@ -48,9 +48,10 @@ _UNKNOWN: Mapping[str, str] = {
         "a chain follows a product or a convolution: call it with what that gives",
     ),
     **dict.fromkeys(
-        ("cat", "stack", "unbind", "pad", "gather", "cumsum", "sort", "topk"),
+        ("cat", "stack", "pad", "gather", "cumsum", "sort", "topk"),
         "no step does it; compile what stands before and behind it as chains of their own",
     ),
+    "unbind": "its parts are x.select(dim, 0), x.select(dim, 1), ...; or write x.chunk(n, dim)",
     "split": "it needs the size of what is split; of equal parts write x.chunk(2, dim)",
 }
 # What to write in a chain's text for what only a function can say, or nothing can.

@@ -41,6 +41,17 @@ def test_a_compiled_chain_tells_what_the_command_tells(capsys) -> None:
     assert "reads  x 1.05 MB, p_operand 256 B" in given
 
 
+def test_a_shape_that_is_assumed_is_told(capsys) -> None:
+    assert main(["explain", "gelu"]) == 0
+    assert capsys.readouterr().out.startswith("gelu\nx is assumed to be of shape (2, 3, 8, 10)\n")
+    assert "assumed" not in told("gelu")
+
+
+def test_an_operand_has_one_shape(capsys) -> None:
+    assert main(["explain", "add(b)", "--operand", "b=5", "--operand", "b=4"]) == 2
+    assert "operand 'b' is given two shapes, (5,) and (4,)" in capsys.readouterr().err
+
+
 def test_limits_are_bytes_over_bandwidth() -> None:
     (limit,) = re.findall(r"forward in all: .*, at least ([\d.]+) us", told("relu"))
     assert float(limit) == pytest.approx(2 * FULL / 1e12 * 1e6, rel=0.01)

@@ -79,6 +79,14 @@ def test_second_derivatives_are_right(text, operands, device):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_how_many_are_not_zero_is_of_their_type(dtype, device):
+    x = torch.tensor([[0.0, 1.0, 2.0], [0.0, -0.0, float("nan")]], dtype=dtype, device=device)
+    found, wanted = fusegen.compile("norm(0, -1)")(x), torch.linalg.vector_norm(x, 0, -1)
+    assert found.dtype == wanted.dtype
+    assert torch.equal(found, wanted)
+
+
 def test_the_gradient_of_a_sum_is_expanded_as_eagers_is(device):
     x = torch.randn(4, 5, device=device, requires_grad=True)
     (gradient,) = torch.autograd.grad(fusegen.compile("sum(1)")(x).sum(), x)

@@ -20,7 +20,7 @@ from typing import Any
 
 from fusegen.bench import markdown, table
 from fusegen.bench.works import Item, Work, listing, select
-from fusegen.describe import LAYOUTS, Situation, assumed_shapes
+from fusegen.describe import LAYOUTS, Situation, assumed_shapes, named_shapes
 from fusegen.dsl import parse
 from fusegen.errors import ArgumentError
 from fusegen.promotion import FLOATING
@@ -117,7 +117,7 @@ def _own_work(options: argparse.Namespace) -> Work:
             "be compared; leave the steps out that draw, or give them training=False"
         )
     dtype = options.dtype or "float32"
-    situation = Situation(options.shape, dict(options.operand), dtype, options.layout)
+    situation = Situation(options.shape, named_shapes(options.operand), dtype, options.layout)
     shape, operands = assumed_shapes(chain, situation)
     if 0 in shape:
         raise ArgumentError(f"--shape: got {shape}, which holds nothing that could be timed")

@@ -181,7 +181,8 @@ def norm_along(x: Expr, p: float, axes: tuple[int, ...]) -> Expr:
     if math.isinf(p):
         return reduce("amax", axes, size) if p > 0 else -reduce("amax", axes, -size)
     if p == 0:
-        return reduce_sum(primitive("where", primitive("eq", x, 0.0), 0.0, 1.0), axes)
+        zero = primitive("detach", x)  # where it is that, of x's type
+        return reduce_sum(primitive("where", primitive("eq", x, 0.0), zero, 1.0), axes)
     if p == 1:
         return reduce_sum(size, axes)
     if p == 2:
