@@ -158,7 +158,11 @@ class _Binding:
         rank = len(self.atlas.x.shape)
         course = course_of(self.chain, at, shape, before.shape, rank)
         if course is not None and name not in self.found:
-            before = self.main if broadcasts(self.main.shape, course.shape) else self.atlas.x
+            is_mains = broadcasts(self.main.shape, course.shape)
+            fits = is_mains or broadcasts(self.atlas.x.shape, course.shape)
+            course = course if fits or not broadcasts(before.shape, shape) else None
+        if course is not None and name not in self.found:
+            before = self.main if is_mains else self.atlas.x
             broadcast(step, name, before.shape, course.shape)
             self.running = before
             axes = self._meet(step, name, course.shape, None)

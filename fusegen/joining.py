@@ -64,7 +64,13 @@ def chosen(
     cannot be done.
     """
     *others, last = found
-    bounds = bind_all(last, x, operands)
+    failure = None
+    try:
+        bounds = bind_all(last, x, operands)
+    except FusegenError as error:
+        if not others:
+            raise
+        failure = error
     for i, way in enumerate(others):
         try:
             joined = bind_all(way, x, operands)
@@ -79,6 +85,8 @@ def chosen(
             order = bound.order_of_result(lies)
         else:
             return i, joined
+    if failure is not None:
+        raise failure
     return len(others), bounds
 
 

@@ -46,7 +46,7 @@ def course_of(chain: Chain, at: int, shape: Shape, before: Shape, rank: int) -> 
     """
     axes = [_Axis(size) for size in shape]
     own: list[tuple[_Axis, ...]] = [(axis,) for axis in axes]
-    kept = ""
+    kept, is_torn = "", False  # whether axes are parted, or something is selected along them
     for i, step in enumerate(chain.steps[at + 1 :], start=at + 1):
         if step.is_naming:
             kept = step.names[0]
@@ -54,6 +54,7 @@ def course_of(chain: Chain, at: int, shape: Shape, before: Shape, rank: int) -> 
         found = _behind(step, axes, i)
         if found is None:
             break
+        is_torn |= step.is_view or "index" in dict(step.attributes)
         if len(found) > len(axes) and step.is_view:  # one of them in parts
             new = [axis for axis in found if axis not in axes]
             (parted,) = (axis for axis in axes if axis not in found)
@@ -64,7 +65,7 @@ def course_of(chain: Chain, at: int, shape: Shape, before: Shape, rank: int) -> 
     firsts = [axis.step == -1 for axis in axes]
     is_between = any(firsts[i] and not all(firsts[i:]) for i in range(len(axes)))
     is_as_it_is = axes == [axis for parts in own for axis in parts]
-    if is_as_it_is or (broadcasts(before, shape) and not is_between):
+    if is_as_it_is or (broadcasts(before, shape) and not is_between and not is_torn):
         return None
     return Course(tuple(own), tuple(axes))
 

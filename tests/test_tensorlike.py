@@ -1,6 +1,7 @@
 """Functions that were written for tensors, traced: torch's functions, methods, indices, modules."""
 
 from collections.abc import Callable
+from random import Random
 
 import pytest
 import torch
@@ -333,3 +334,61 @@ def test_mistakes_of_a_call_are_told_with_what_to_do():
     ):
         with pytest.raises(ChainError, match=message):
             fusegen.compile(function)
+
+
+def torn(s: torch.Tensor, views: list[tuple]) -> torch.Tensor:
+    for op, *rest in views:
+        if op == "chunk":
+            axis, which = rest
+            s = s.chunk(2, dim=axis)[which]
+        else:
+            s = getattr(s, op)(*rest)
+    return s
+
+
+def views_backwards(random: Random, shape: list[int]) -> tuple[list[int], list[tuple]]:
+    """A shape from which some views lead to this one, and they."""
+    views: list[tuple] = []
+    shape = [*shape]
+    for _ in range(random.randrange(1, 4)):
+        op = random.choice(["unsqueeze", "select", "chunk", "tanh"])
+        axis = random.randrange(len(shape) + (op == "select")) if shape else 0
+        if op == "unsqueeze" and len(shape) > 1 and shape[axis] == 1:
+            views.insert(0, (op, axis))
+            del shape[axis]
+        elif op == "select" and len(shape) < 5:
+            size = random.randrange(2, 4)
+            views.insert(0, (op, axis, random.randrange(size)))
+            shape.insert(axis, size)
+        elif op == "chunk" and shape:
+            views.insert(0, (op, axis, random.randrange(2)))
+            shape[axis] *= 2
+        elif op == "tanh":
+            views.insert(0, (op,))
+    return shape, views
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_operands_of_random_shapes_meet_x_where_they_are_seen_to(seed, device):
+    random = Random(seed)
+    x_shape = [random.randrange(1, 5) for _ in range(random.randrange(2, 5))]
+    shapes, views = [x_shape], []
+    for _ in range(2):
+        seen = [size if random.random() < 0.6 else 1 for size in x_shape][random.randrange(2) :]
+        shape, found = views_backwards(random, seen)
+        shapes.append(shape)
+        views.append(found)
+
+    def function(x, s, t):
+        return torn(s, views[0]) * x.exp() - torn(t, views[1])
+
+    fused = fusegen.compile(function)
+    kind = {"device": device, "dtype": torch.float64, "requires_grad": True}
+    tensors = [torch.randn(shape, **kind) for shape in shapes]
+    found, wanted = fused(*tensors), function(*tensors)
+    torch.testing.assert_close(found, wanted)
+    seed_of = torch.randn_like(wanted)
+    gradients = (torch.autograd.grad(f, tensors, seed_of) for f in (found, wanted))
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
+    assert [len(way) for way in fused._parts if way[0].plans] == [1]
