@@ -55,7 +55,7 @@ def course_of(chain: Chain, at: int, shape: Shape, before: Shape, rank: int) -> 
         if found is None:
             break
         is_torn |= step.is_view or "index" in dict(step.attributes)
-        if len(found) > len(axes) and step.is_view:  # one of them in parts
+        if step.is_view and found is not axes:  # one of them in parts, or in one part
             new = [axis for axis in found if axis not in axes]
             (parted,) = (axis for axis in axes if axis not in found)
             own = [_with_parts(parts, parted, new) for parts in own]
@@ -125,6 +125,7 @@ def taken_up(
         for axis in reversed(parts):
             # One that is gone behind the steps is met by nothing.
             found = met_by[axis] if axis in met_by else atlas.beside(axis.size, following)
+            found = () if axis.size == 1 and len(parts) > 1 else found  # as a step parts axes
             along.insert(0, found)
             following = found or following
         axes.insert(0, flat(tuple(along)))

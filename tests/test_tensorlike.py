@@ -125,6 +125,8 @@ ASIDE: list[tuple[Callable[..., object], list[tuple[int, ...]]]] = [
     (modulated, [(3, 5, 8), (3, 16)]),
     (filmed, [(3, 5, 8), (3, 1, 16)]),
     (filmed, [(3, 5, 8), (16,)]),
+    (lambda x, s: x * s.unflatten(0, (-1,))[:, None], [(3, 5, 8), (3, 8)]),
+    (lambda x, s: x * s.unflatten(1, (1, -1)), [(3, 1, 8), (3, 8)]),
     (lambda x, c: x * c[0] + c[1], [(2, 5, 8), (3, 8)]),
     (lambda x, c: x * c[..., 0], [(3, 5), (3, 5, 4)]),
     (lambda x, w: w.softmax(0)[0] * x, [(2, 5, 8), (3, 8)]),
