@@ -44,7 +44,7 @@ def course_of(chain: Chain, at: int, shape: Shape, before: Shape, rank: int) -> 
     """What becomes of the operand that the step at this place takes up, where it does not lie along
     the last axes of the value before; rank is x's.
     """
-    axes = [_Axis(size) for size in shape]
+    axes = as_given = [_Axis(size) for size in shape]
     own: list[tuple[_Axis, ...]] = [(axis,) for axis in axes]
     kept, is_torn = "", False  # whether axes are parted, or something is selected along them
     for i, step in enumerate(chain.steps[at + 1 :], start=at + 1):
@@ -61,11 +61,10 @@ def course_of(chain: Chain, at: int, shape: Shape, before: Shape, rank: int) -> 
             own = [_with_parts(parts, parted, new) for parts in own]
         axes, kept = found, ""
     if len(axes) == 1 and kept and _is_of_channels(chain, kept):
-        axes += [_Axis(1, -2) for _ in range(rank - 2)]
+        axes = [*axes, *(_Axis(1, -2) for _ in range(rank - 2))]
     firsts = [axis.step == -1 for axis in axes]
     is_between = any(firsts[i] and not all(firsts[i:]) for i in range(len(axes)))
-    is_as_it_is = axes == [axis for parts in own for axis in parts]
-    if is_as_it_is or (broadcasts(before, shape) and not is_between and not is_torn):
+    if axes == as_given or (broadcasts(before, shape) and not is_between and not is_torn):
         return None
     return Course(tuple(own), tuple(axes))
 
