@@ -281,9 +281,8 @@ class _Views:
         step = self.steps[i]
         definition = step.definition
         self.follow(i)
-        if self.is_aside and self.may_be_aside and step.is_view:
-            pass  # another value is seen in another shape
-        elif definition is not None and definition.is_view:
+        is_other = self.is_aside and self.may_be_aside  # than what a kept value is seen with
+        if step.is_view and not is_other:
             self.last, self.is_first = i, not is_begun
             self.named_before |= self.named
             if is_begun or not seen_first(self.steps[self.start :]):

@@ -225,6 +225,7 @@ def test_what_a_module_computes_from_its_own_tensors_is_in_the_chain(device):
     x = torch.randn(2, 6, 5, 4, device=device, requires_grad=True)
     inputs = [x, *module.parameters()]
     found, wanted = fused(x), module(x)
+    # A norm of few elements, and its gradients' sums, in another order than eager's.
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     seed = torch.randn_like(wanted)
     gradients = (torch.autograd.grad(f, inputs, seed) for f in (found, wanted))
