@@ -33,7 +33,14 @@ from fusegen.promotion import (
     result_type,
 )
 from fusegen.takingup import course_of, taken_up
-from fusegen.viewing import are_views, merged_span, seen_first, seen_shapes, shape_behind
+from fusegen.viewing import (
+    are_views,
+    made_of_operands,
+    merged_span,
+    seen_first,
+    seen_shapes,
+    shape_behind,
+)
 from fusegen.windowing import Slide, Window, windows_along
 
 Kinds = Mapping[str, tuple[Shape, str]]
@@ -74,8 +81,7 @@ class _Binding:
         self.unpooled: set[str] = set()  # the operands that are met before the pooling
         self.updates: list[Update] = []
         self.main = self.running  # the last value that was made of x
-        self.is_aside = False  # whether what is running is of operands alone
-        self.aside: set[str] = set()  # kept values of operands alone
+        self.is_aside = made_of_operands(chain.steps)
         self.new: dict[int, tuple[int, ...]] = {}  # where new axes of an operand lie, by their step
 
     def bound(self) -> Bound:
@@ -141,10 +147,8 @@ class _Binding:
         """Whether a step only names a value or takes up a named one, which is then done."""
         if step.is_naming:
             self.kept[step.names[0]] = (self.running, self.dtype)
-            self.aside |= {*step.names} if self.is_aside else set()
         elif step.op == "recall":
             self.running, self.dtype = self.kept[step.names[0]]
-            self.is_aside = step.names[0] in self.aside
         elif step.taken_up is not None:
             self._take_up(at, step.taken_up)
         return step.is_structural
@@ -152,8 +156,7 @@ class _Binding:
     def _take_up(self, at: int, name: str) -> None:
         """Go on with an operand, along the axes of the value before, or of x."""
         step, (shape, self.dtype) = self.chain.steps[at], self.given[name]
-        self.main = self.main if self.is_aside else self.running
-        self.is_aside = True
+        self.main = self.main if at and self.is_aside[at - 1] else self.running
         before = self.running if broadcasts(self.running.shape, shape) else self.atlas.x
         rank = len(self.atlas.x.shape)
         course = course_of(self.chain, at, shape, before.shape, rank)
@@ -290,7 +293,6 @@ class _Binding:
         if not met.broadcasts:
             return self._placed(step, met.placement, name, shape)
         if name in self.kept:
-            self.is_aside = self.is_aside and name in self.aside
             broadcast(step, name, self.running.shape, shape)
             return self._meet(step, name, shape, self.kept[name][0].axes)
         broadcast(step, name, self.running.shape, shape)

@@ -29,7 +29,7 @@ from fusegen.bound import Bound
 from fusegen.errors import UnsupportedError
 from fusegen.ops import MOST_AXES, Chain, Step
 from fusegen.target import FUNCTIONS
-from fusegen.viewing import are_views, seen_first
+from fusegen.viewing import are_views, made_of_operands, seen_first
 from fusegen.windowing import Slide
 
 # How often one element's value may be computed for the windows that share it, without and with
@@ -216,7 +216,6 @@ def _next_cut(
             views = _Views(steps, i, parts=parts, aside=aside)
         if step.is_naming:
             kept_at[step.names[0]] = i
-            views.follow(i)
             given = step.text if step.op == "give" else given
             continue
         reason = ""
@@ -273,15 +272,16 @@ class _Views:
         self.groups: list[int] = []  # into how many the channels are split
         self.named: set[str] = set()
         self.named_before: set[str] = set()  # before the last change of shape
-        self.is_aside = False  # whether all since the last operand was taken up is of operands
-        self.aside: set[str] = set()  # kept values of operands alone
+        # What a segment begins with is its x, if it is an operand too.
+        first = start + (start < len(steps) and steps[start].taken_up is not None)
+        kept = (s.names[0] for s in steps[:first] if s.is_naming)
+        self.is_aside = [False] * first + made_of_operands(steps[first:], kept)
 
     def note(self, i: int, *, is_begun: bool) -> None:
         """Take in a step that is in the segment."""
         step = self.steps[i]
         definition = step.definition
-        self.follow(i)
-        is_other = self.is_aside and self.may_be_aside  # than what a kept value is seen with
+        is_other = self.is_aside[i] and self.may_be_aside  # than what a kept value is seen with
         if step.is_view and not is_other:
             self.last, self.is_first = i, not is_begun
             self.named_before |= self.named
@@ -292,20 +292,6 @@ class _Views:
             self.parted, self.from_axis = step, min(self.from_axis, 1)
             self.groups.append(step.groups)
         self.named.update(_mentioned([step]))
-
-    def follow(self, i: int) -> None:
-        """Note whether the running value is of operands alone."""
-        step = self.steps[i]
-        if step.is_naming:
-            self.aside |= {*step.names} if self.is_aside else set()
-        elif step.op == "recall":
-            self.is_aside = step.names[0] in self.aside
-        elif step.taken_up is not None:
-            self.is_aside = i > self.start
-        else:
-            kept = {s.names[0] for s in self.steps[:i] if s.is_naming}
-            of_x = kept.difference(self.aside).intersection(_mentioned([step]))
-            self.is_aside = self.is_aside and not of_x
 
     def cut_for(self, name: str, kept_at: int, i: int) -> int | None:
         """Where to cut so that step i finds a value, kept or used before, in its own shape."""

@@ -94,6 +94,25 @@ def _wants_whole_axes(step: Step) -> bool:
     )
 
 
+def made_of_operands(steps: Sequence[Step], before: Iterable[str] = ()) -> list[bool]:
+    """For each step, whether the value behind it is made of operands alone; of what is named before
+    the steps, nothing is.
+    """
+    named = dict.fromkeys(before, False)
+    found: list[bool] = []
+    is_apart = False
+    for step in steps:
+        if step.op == "recall":
+            is_apart = named.get(step.names[0], False)
+        elif step.taken_up is not None:
+            is_apart = True
+        else:
+            is_apart = is_apart and all(named.get(name, True) for _, name in step.operands)
+        named |= dict.fromkeys(step.names if step.is_naming else (), is_apart)
+        found.append(is_apart)
+    return found
+
+
 def are_views(steps: Iterable[Step]) -> bool:
     """Whether steps only say in what shape a value is seen, or name it."""
     return all(step.is_view or step.is_naming for step in steps)
