@@ -141,7 +141,7 @@ class _Binding:
     def _settled(self, place: Place) -> Place:
         operands = tuple((name, self._all_numbers(axes)) for name, axes in place.operands)
         axes, x = self._all_numbers(place.axes), self._all_numbers(place.x)
-        return Place(axes, x, operands, place.dtype)
+        return Place(axes, x, operands, place.dtype, place.types)
 
     def _names_only(self, at: int, step: Step) -> bool:
         """Whether a step only names a value or takes up a named one, which is then done."""
@@ -197,7 +197,8 @@ class _Binding:
                 updated.append((parameter, name))
             else:
                 met[parameter] = given
-                aligned.append((parameter, self._operand(step, definition, parameter, name)))
+                if not definition.parameter(parameter).is_type:
+                    aligned.append((parameter, self._operand(step, definition, parameter, name)))
         if "normalized_shape" in attributes:
             placed_along(step, "trailing", "", self.running.shape, None)
         if definition.statistics is not None:
@@ -212,7 +213,8 @@ class _Binding:
             axes = x = self._pool(step, definition)
         else:
             self.running = rearranged(step, definition, self.running)
-        return Place(axes, x, tuple(aligned), dtype)
+        types = tuple((p, met[p][1]) for p in met if definition.parameter(p).is_type)
+        return Place(axes, x, tuple(aligned), dtype, types)
 
     def _view(self, step: Step, *, is_last: bool) -> Place:
         """See the running value in another shape; is_last says that only views follow."""

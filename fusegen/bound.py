@@ -34,6 +34,7 @@ class Place:
     x: Axes
     operands: tuple[tuple[str, Axes], ...]
     dtype: str  # of the value before the step; of a view nothing
+    types: tuple[tuple[str, str], ...] = ()  # of what a step is told the element type, by parameter
 
 
 @dataclass(frozen=True)

@@ -179,16 +179,13 @@ def is_mask(chain: Chain, operand: str) -> bool:
 
 
 def has_gradient(chain: Chain, operand: str) -> bool:
-    """Whether torch gives an operand a gradient, which conditions and running statistics have not,
-    nor what a loss is told of classes.
+    """Whether torch gives an operand a gradient, which conditions, types and running statistics
+    have not, nor what a loss is told of classes.
     """
     of_losses = [p for s, p in chain.uses(operand) if s.definition and s.definition.is_loss]
     is_told = any(p.name.endswith("weight") or p.kind == "index" for p in of_losses)
-    return (
-        not is_told
-        and not is_mask(chain, operand)
-        and not _parameters(chain, operand) & {*RUNNING, COUNTER}
-    )
+    is_statistic = bool(_parameters(chain, operand) & {*RUNNING, COUNTER})
+    return chain.reads(operand) and not (is_told or is_statistic or is_mask(chain, operand))
 
 
 def is_positive(chain: Chain, operand: str) -> bool:
@@ -293,7 +290,8 @@ def assumed_shapes(chain: Chain, situation: Situation) -> tuple[Shape, dict[str,
         definition = lookup(step.op)
         for parameter, name in step.operands:
             if name not in chain.operands:
-                running = _broadcast(running, kept.get(name, running))
+                is_type = definition.parameter(parameter).is_type
+                running = running if is_type else _broadcast(running, kept.get(name, running))
                 continue
             if parameter == COUNTER:
                 found.setdefault(name, ())
@@ -380,7 +378,7 @@ def _sizes(attribute: object) -> Shape:
 
 def _assumed_operand(chain: Chain, name: str, running: Shape) -> Shape:
     uses = chain.uses(name)
-    placed = [step for step, parameter in uses if not parameter.broadcasts]
+    placed = [step for step, p in uses if not (p.broadcasts or p.is_type)]
     if not placed:
         return running
     if any(parameter.placement == "slope" for _, parameter in uses):

@@ -29,9 +29,9 @@ from fusegen.ops import (
     recall,
     takes,
 )
-from fusegen.ops.schema import gathered, match
-from fusegen.tensorlike import UNSAID
+from fusegen.ops.matching import gathered, match
 from fusegen.trace import trace
+from fusegen.unsaid import UNSAID
 
 __all__ = ["chain", "give", "keep", "operand", "parse", "recall", "takes", "trace"]
 

@@ -1,8 +1,7 @@
 """Execution: a chain's programs, planned for what they are called with and run as nodes of
 autograd.
 
-A backward is a program like any other, made when it is first needed and run by the same code, so
-that it can be differentiated in its turn.
+A backward is a program like any other, made when first needed, and can be differentiated too.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class Part:
         if self.counters or not self.reads_all:
             given = (x, *operands)
             # Of these C sees nothing.
-            if not all(may_count(given[i], x) for i in self.unread):
+            if self.chain.typed or not all(may_count(given[i], x) for i in self.unread):
                 return None
             counters, operands = self.counters_of(given), self.read_of(given)[1:]
         for call in self.recent:

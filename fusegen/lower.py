@@ -118,6 +118,7 @@ class _Body:
         self.within = within  # for each axis of the graph that is pooled: the places in its windows
         self.axes = place.axes
         self.dtype = place.dtype
+        self.types = dict(place.types)
         self.real: dict[Expr, Expr] = {}
         self.is_pooling = self.definition.window_axes > 0
         self.x = self._stand_in("x", running, place.x)
@@ -141,7 +142,7 @@ class _Body:
 
     def result(self) -> Expr:
         """What the step gives, over the graph's axes."""
-        found = run_body(self.step, self.x, self.operands, self.dtype)
+        found = run_body(self.step, self.x, {**self.operands, **self.types}, self.dtype)
         return self.placed((found,))[0]
 
     def placed(self, roots: tuple[Expr, ...]) -> tuple[Expr, ...]:

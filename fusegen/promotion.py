@@ -127,6 +127,15 @@ def check_labels(step: Step, name: str, dtype: str) -> None:
         )
 
 
+def check_named_type(step: Step, name: str, dtype: str) -> None:
+    """Raise ArgumentError where a type is wanted that numbers are computed in."""
+    if dtype not in FLOATING:
+        raise ArgumentError(
+            f"{step.text}: {name!r} is {dtype}, wanted one of {', '.join(FLOATING)}, since it says "
+            "what x is rounded to; name a tensor of such a type, or write to('float32')"
+        )
+
+
 def check_same_type(step: Step, name: str, dtype: str, other: str) -> None:
     """Raise ArgumentError for two types that are not mixed in this operation.
 
@@ -199,9 +208,11 @@ def as_wanted(step: Step, parameter: str, operand: Expr | None) -> Expr | None:
 
 
 def run_body(
-    step: Step, running: Expr, operands: Mapping[str, Expr | None], dtype: str = ""
+    step: Step, running: Expr, operands: Mapping[str, Expr | str | None], dtype: str = ""
 ) -> Expr:
-    """What a step computes from these expressions; an eps of None is dtype's own."""
+    """What a step computes from these expressions, and types where it asks for such; an eps of
+    None is dtype's own.
+    """
     assert step.definition is not None
     attributes = dict(step.attributes)
     if dtype and attributes.get("eps", 0.0) is None:
@@ -245,10 +256,13 @@ def result_type(
         return node
 
     x = leaf("x", *before, kind_of(before[1]))
-    named = {}
+    named: dict[str, Expr | str] = {}
     for parameter, (shape, dtype) in operands.items():
         # Where numbers are wanted, bool is a type like any other.
         wanted = step.definition.parameter(parameter)
+        if wanted.is_type:
+            named[parameter] = dtype
+            continue
         node = leaf(f"operand {parameter}", shape, dtype, wanted.kind)
         named[parameter] = node
         if wanted.is_drawn:  # numbers like those that are written in a chain
@@ -275,6 +289,9 @@ def check_type(step: Step, parameter: str, name: str, dtype: str, running: str) 
     """
     definition = step.definition
     assert definition is not None
+    if definition.parameter(parameter).is_type:
+        check_named_type(step, name, dtype)
+        return
     wanted = definition.parameter(parameter).kind
     if wanted == "index":
         check_labels(step, name, dtype)

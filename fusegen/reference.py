@@ -12,6 +12,7 @@ from torch import Tensor
 from fusegen import ir
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
+from fusegen.layouts import dtype_name
 from fusegen.ops import Chain, Op, Step
 
 _TORCH: Mapping[str, Callable[..., Any]] = {
@@ -125,8 +126,11 @@ def _run_body(
         leaves[node] = tensor
         return node
 
-    seen = {}
+    seen: dict[str, Expr | str] = {}
     for name, tensor in operands.items():
+        if definition.parameter(name).is_type:
+            seen[name] = dtype_name(tensor.dtype)
+            continue
         if definition.parameter(name).placement == "channel":
             shape = [1] * x.dim()
             shape[attributes.get("axis", 1)] = -1

@@ -191,6 +191,13 @@ def _mentioned(steps: Iterable[Step]) -> list[str]:
     return names
 
 
+def _read(step: Step) -> list[str]:
+    """The names whose values a step uses, and not their type alone."""
+    definition = step.definition
+    types = [n for p, n in step.operands if definition and definition.parameter(p).is_type]
+    return [name for name in _mentioned([step]) if name not in types]
+
+
 def _next_cut(
     steps: Sequence[Step],
     facts: Sequence[_Facts],
@@ -226,6 +233,8 @@ def _next_cut(
             if step.op == "recall" and at < start:
                 reason = f"{step.text} goes on with a value that an earlier kernel left"
                 is_begun = is_begun or views.last is not None
+            if name not in _read(step):
+                continue
             if pool is not None and (start <= at < pool or name in met):
                 reason = f"{step.text} uses what is there before the pooling at each window"
             if (cut := views.cut_for(name, at, i)) is not None:
@@ -246,7 +255,7 @@ def _next_cut(
         views.note(i, is_begun=is_begun)
         if step.taken_up is not None:
             is_begun = i > start
-            met.update(_mentioned([step]))
+            met.update(_read(step))
         if step.is_structural or fact.is_view:
             continue
         is_begun = True
@@ -256,7 +265,7 @@ def _next_cut(
         elif fact.is_reducing:
             before = i
         if pool is None or pool == i:
-            met.update(_mentioned([step]))
+            met.update(_read(step))
     return None
 
 
@@ -291,7 +300,7 @@ class _Views:
         elif definition is not None and definition.groups:
             self.parted, self.from_axis = step, min(self.from_axis, 1)
             self.groups.append(step.groups)
-        self.named.update(_mentioned([step]))
+        self.named.update(_read(step))
 
     def cut_for(self, name: str, kept_at: int, i: int) -> int | None:
         """Where to cut so that step i finds a value, kept or used before, in its own shape."""

@@ -21,55 +21,14 @@ from fusegen.ir import Expr
 from fusegen.ops import ALIASES, OPS, lookup, nearest
 from fusegen.ops.eager import is_tensor
 from fusegen.ops.schema import show_value
+from fusegen.unsaid import TYPES, UNKNOWN, DeviceOf, NotKnownYet, TypeOf
 
 # What torch's functions may be told beside an operation's parameters, where it is not asked for.
 _SWITCHES = ("inplace", "return_indices")
+# What is told a type itself, and does not compute in it.
+_CASTING = ("to", "type")
 # Other names for an argument of an operation.
 _RENAMED = {"axis": "dim", "ord": "p"}
-_TYPES = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "double": "float64"}
-# What a tensor knows of itself, and what to write where a chain asks for it.
-_UNKNOWN: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("shape", "size", "dim", "ndim", "numel"),
-        "its axes are not known before a call; flatten(1), unflatten, mean and the like need no "
-        "sizes",
-    ),
-    **dict.fromkeys(
-        ("dtype", "device", "type_as"),
-        "its type is not known before a call; results have the type that eager gives them",
-    ),
-    **dict.fromkeys(("item", "tolist", "numpy", "cpu"), "it has no values before a call"),
-    **dict.fromkeys(
-        ("permute", "transpose", "t", "T", "mT", "movedim"),
-        "no step exchanges axes; pass such a view of the tensor, which is read where it lies",
-    ),
-    **dict.fromkeys(
-        ("matmul", "mm", "bmm", "linear", "conv1d", "conv2d", "conv3d", "einsum"),
-        "a chain follows a product or a convolution: call it with what that gives",
-    ),
-    **dict.fromkeys(
-        ("cat", "stack", "pad", "gather", "cumsum", "sort", "topk"),
-        "no step does it; compile what stands before and behind it as chains of their own",
-    ),
-    "unbind": "its parts are x.select(dim, 0), x.select(dim, 1), ...; or write x.chunk(n, dim)",
-    "split": "it needs the size of what is split; of equal parts write x.chunk(2, dim)",
-}
-# What to write in a chain's text for what only a function can say, or nothing can.
-UNSAID: Mapping[str, str] = {
-    **_UNKNOWN,
-    "glu": "write a function, def f(x): return F.glu(x, dim); of the last axis it is unflatten(-1, "
-    "(2, -1)) | keep(y) | select(-2, 1) | sigmoid | keep(gate) | recall(y) | select(-2, 0) | "
-    "mul(gate)",
-    "chunk": "its parts are unflatten(-1, (2, -1)) | select(-2, 0), and select(-2, 1)",
-    "split": "of equal parts, one is unflatten(-1, (2, -1)) | select(-2, 0)",
-    "clamp_min": "write clamp(min)",
-    "clamp_max": "write clamp(max=max)",
-    **{name: f"write to('{dtype}')" for name, dtype in _TYPES.items()},
-}
-
-
-class NotKnownYet(ChainError, AttributeError):
-    """What a tensor has, and an expression has not before a call."""
 
 
 class Largest(NamedTuple):
@@ -93,12 +52,14 @@ def of_torch(
 
 def attribute_of(x: Expr, name: str) -> Any:
     """What x has by this name, as a tensor would: a method that is an operation."""
-    if name.startswith("_") or not (name in _UNKNOWN or _is_operation(name)):
+    if name in ("dtype", "device"):
+        return TypeOf(x) if name == "dtype" else DeviceOf(x)
+    if name.startswith("_") or not (name in UNKNOWN or _is_operation(name)):
         guess = None if name.startswith("_") else nearest(name, [*OPS, *ALIASES])
         hint = f"; did you mean {guess!r}?" if guess else ""
         raise AttributeError(f"'Expr' object has no attribute {name!r}{hint}")
-    if name in _UNKNOWN:
-        raise NotKnownYet(f"x.{name}: {_UNKNOWN[name]}")
+    if name in UNKNOWN:
+        raise NotKnownYet(f"x.{name}: {UNKNOWN[name]}")
     if name == "where":  # of a tensor's, the condition comes first of the arguments
         return lambda condition, other: lookup("where")(condition, x, other)
     return lambda *args, **kwargs: _called(f"x.{name}", name, (x, *args), kwargs)
@@ -145,8 +106,8 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     """The operation of this name, with arguments as torch has them."""
     args = [known(value, where) for value in args]
     kwargs = {word: known(value, where) for word, value in kwargs.items()}
-    if name in _UNKNOWN:
-        raise ChainError(f"{where}: {_UNKNOWN[name]}")
+    if name in UNKNOWN:
+        raise ChainError(f"{where}: {UNKNOWN[name]}")
     name = name.lstrip("_")
     if name.endswith("_"):
         raise ChainError(
@@ -162,7 +123,7 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     if not args:
         raise ChainError(f"{where}: the value that it works on is missing")
     x, *others = args
-    if kwargs.get("dtype") is not None and name != "to":
+    if kwargs.get("dtype") is not None and name not in _CASTING:
         x = _cast(x, kwargs["dtype"])
         kwargs = {**kwargs, "dtype": None}
     if name in _OWN:
@@ -172,7 +133,7 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
         raise ChainError(f"{where} is no operation of a chain; `fusegen ops` lists them")
     op = lookup(name)
     own = {p.name for p in op.parameters}
-    if None in others:  # where torch has positions for what is left out
+    if any(value is None for value in others):  # where torch has positions for what is left out
         named = zip((p.name for p in op.parameters), others, strict=False)
         kwargs, others = {**{n: v for n, v in named if v is not None}, **kwargs}, []
     renamed = {k if k in own else _RENAMED.get(k, k): v for k, v in kwargs.items()}
@@ -328,7 +289,19 @@ def _scaled(op: str) -> Callable[..., Expr]:
 
 
 def _cast(x: Expr, dtype: object) -> Expr:
+    """x in a type, or in that of another value."""
+    if isinstance(dtype, TypeOf | Expr):
+        return lookup("type_as")(x, dtype.value if isinstance(dtype, TypeOf) else dtype)
     return lookup("to")(x, dtype)
+
+
+def _moved(x: Expr, *args: Any, **kwargs: Any) -> Expr:
+    """x.to(...), where x and what it is moved to are on one device."""
+    named = (kwargs.get(word) for word in ("dtype", "device", "other"))
+    told = [v for v in (*args, *named) if not isinstance(v, DeviceOf | bool | None)]
+    if len(told) > 1:
+        raise ChainError("x.to: got a device, but all that a call is given is on one; leave it out")
+    return _cast(x, *told) if told else x
 
 
 def _itself(x: Expr) -> Expr:
@@ -348,9 +321,11 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "var": _spread("var"),
     "std": _spread("std"),
     **dict.fromkeys(("reshape", "view"), _reshaped),
+    "to": _moved,
+    "type": _cast,
     "contiguous": _itself,
     "clone": _itself,
-    **{name: partial(_cast, dtype=dtype) for name, dtype in _TYPES.items()},
+    **{name: partial(_cast, dtype=dtype) for name, dtype in TYPES.items()},
 }
 
 
@@ -359,7 +334,7 @@ def _refuse_parts(x: Expr) -> Any:
 
 
 def _refuse_products(x: Expr, other: object) -> Any:
-    raise ChainError(f"x @ y: {_UNKNOWN['matmul']}")
+    raise ChainError(f"x @ y: {UNKNOWN['matmul']}")
 
 
 def _compared(op: str) -> Callable[[Expr, object], Any]:

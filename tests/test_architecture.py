@@ -26,6 +26,7 @@ ORDER = (
     "verification",
     "windowing",
     "ops",
+    "unsaid",
     "tensorlike",
     "trace",
     "dsl",

@@ -58,6 +58,63 @@ def test_a_cast_in_the_middle_rounds_as_eager_does(text, slack, device):
     torch.testing.assert_close(ours.gradients[0], eager.gradients[0], rtol=step, atol=step)
 
 
+@each_type
+@pytest.mark.parametrize("wanted", TYPES, ids=lambda t: str(t).removeprefix("torch."))
+def test_a_value_is_cast_to_the_type_of_another(dtype, wanted, device):
+    x = randn(SHAPE, dtype, device).mul_(1e3).requires_grad_()
+    like = torch.ones(
+        1, dtype=wanted, device=device
+    )  # of no shape that broadcasts with what is kept
+    fused = fusegen.compile("type_as(like)")
+    ours, eager = outcome(lambda t: fused(t, like), [x]), outcome(lambda t: t.type_as(like), [x])
+    assert ours.result.dtype == wanted
+    assert torch.equal(ours.result, eager.result)
+    assert ours.gradients[0].dtype == dtype
+    assert torch.equal(ours.gradients[0], eager.gradients[0])
+
+
+def test_a_type_is_asked_for_anew_by_every_call(device):
+    fused = fusegen.compile("mul(2) | type_as(like)")
+    x = randn(SHAPE, torch.float32, device)
+    for wanted in (torch.float32, torch.float16, torch.float64, torch.float16):
+        like = torch.ones(3, dtype=wanted, device=device, requires_grad=True)
+        result = fused(x, like)
+        assert result.dtype == wanted
+        assert not result.requires_grad
+        assert torch.equal(result, (x * 2).to(wanted))
+    for like in (torch.ones((), dtype=torch.bool, device=device), torch.ones(3, dtype=torch.bool)):
+        with pytest.raises(
+            ArgumentError, match=r"type_as\(like\): 'like' is bool|got a tensor on cpu"
+        ):
+            fused(x, like.to(device))
+    with pytest.raises(ArgumentError, match="'like': got a tensor of int64"):
+        fused(x, torch.ones((), dtype=torch.int64, device=device))
+
+
+def test_the_type_of_a_value_is_no_reason_to_cut(device):
+    for text in (
+        "keep(y) | to(float32) | flatten(1) | layernorm | type_as(y)",
+        "keep(y) | to(float32) | max_pool2d(2) | add(1) | type_as(y)",
+        "keep(y) | to(float32) | unflatten(1, (3, 1)) | gelu | type_as(y)",
+    ):
+        fused = fusegen.compile(text)
+        x = randn((2, 3, 4, 8), torch.bfloat16, device)
+        torch.testing.assert_close(fused(x), fused.reference(x))
+        assert "not in one kernel" not in fused.explain("cpp", shape=x.shape)
+        assert len(fused._ways[0]) == 1, text
+
+
+def test_an_operation_of_ones_own_may_ask_for_a_type(device):
+    @fusegen.op
+    def squared_in_type(x, other: fusegen.Typed):
+        return fusegen.to.function(x * x, other)
+
+    fused = fusegen.compile("keep(y) | to(float32) | squared_in_type(y)")
+    x = randn(SHAPE, torch.bfloat16, device)
+    assert torch.equal(fused(x), (x.float() * x.float()).bfloat16())
+    assert torch.equal(fused.reference(x), fused(x))
+
+
 def test_a_cast_of_a_condition_is_a_number(device):
     x = randn(SHAPE, torch.float32, device)
     fused = fusegen.compile("gt(0) | to(bfloat16)")

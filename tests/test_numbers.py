@@ -32,9 +32,10 @@ def kind_of(example: Chain) -> tuple[bool, bool]:
     (step,) = example.steps
     for wants_truth in (False, True):
         x = ir.tensor("x", EVERYWHERE | {1, 2, 3}, len(SHAPE), "truth" if wants_truth else "number")
+        parameters = [lookup(step.op).parameter(p) for p, _ in step.operands]
         operands = {
-            p: ir.tensor(p, EVERYWHERE, len(SHAPE), lookup(step.op).parameter(p).kind)
-            for p, _ in step.operands
+            p.name: "float16" if p.is_type else ir.tensor(p.name, EVERYWHERE, len(SHAPE), p.kind)
+            for p in parameters
         }
         try:
             result = lookup(step.op).function(x, **operands, **dict(step.attributes))
@@ -94,6 +95,7 @@ def operand_shapes(name: str, example: Chain) -> list[tuple[int, ...]]:
             "channel": (SHAPE[1 if axis is None else axis],),
             "trailing": (SHAPE[-1 if axis is None else axis],),
             "labels": SHAPE[:1] + SHAPE[2:],
+            "type": (7,),
         }
         shapes.append(sizes[parameter.placement])
     return shapes

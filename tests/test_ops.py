@@ -52,8 +52,10 @@ def test_the_examples_of_an_op_read_back_and_cover_its_samples(name: str) -> Non
 def test_the_body_of_an_op_gives_an_expression_of_as_many_axes(name: str) -> None:
     for example in OPS[name].examples:
         (step,) = example.steps
+        parameters = {OPS[name].parameter(p): n for p, n in step.operands}
         operands = {
-            p: ir.tensor(n, EVERYWHERE, RANK, OPS[name].parameter(p).kind) for p, n in step.operands
+            p.name: "float16" if p.is_type else ir.tensor(n, EVERYWHERE, RANK, p.kind)
+            for p, n in parameters.items()
         }
         result = OPS[name].function(running_value(name), **operands, **dict(step.attributes))
         assert result.rank == RANK

@@ -154,8 +154,10 @@ def gradients(op: Op) -> str:
     """The orders of derivatives that there are, found by deriving."""
     (step, *_), *_ = (example.steps for example in op.examples)
     everywhere = frozenset(range(-5, 0))
+    parameters = [op.parameter(p) for p, _ in step.operands]
     named = {
-        p: ir.tensor(f"operand {p}", everywhere, 5, op.parameter(p).kind) for p, _ in step.operands
+        p.name: "float32" if p.is_type else ir.tensor(f"operand {p.name}", everywhere, 5, p.kind)
+        for p in parameters
     }
     for kind in ("number", "truth"):
         x = ir.tensor("x", everywhere | {1, 2, 3}, 5, kind)
@@ -164,7 +166,8 @@ def gradients(op: Op) -> str:
             break
     if root.kind != "number":
         return "none"
-    leaves = [leaf for leaf in (x, *named.values()) if leaf.kind == "number"]
+    tensors = [value for value in named.values() if not isinstance(value, str)]
+    leaves = [leaf for leaf in (x, *tensors) if leaf.kind == "number"]
     found = vjp([root], [ir.tensor("g", everywhere, 5)], leaves)
     shares = [found[leaf] for leaf in leaves if leaf in found]
     if not shares:

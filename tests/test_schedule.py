@@ -26,7 +26,7 @@ def entries(text, x=X, dtype="float32", order=None, target="cpp", **operands):
     bound = bind(parsed, (shape, dtype), {n: (s, kinds[n]) for n, s in others.items()})
     program = forward(bound, is_training=True)
     back = derivative(program, range(len(program.graph.inputs)), [0])
-    types = element_types(program, bound, [dtype, *kinds.values()])
+    types = element_types(program, bound, [dtype, *[kinds[o.name] for o in bound.operands]])
     types = with_derivative(program, back, types)
     layout = order or tuple(range(-len(bound.domain), 0))
     programs = [program, back.program]

@@ -25,7 +25,7 @@ EXAMPLES = [
     for example in op.examples
     if op.window_axes == 0
     and name not in (*ir.COMPARISONS, *ir.CONNECTIVES, *FLAT)
-    and name != "to"  # rounds to what it is told, which no double precision reference can follow
+    and name not in ("to", "type_as")  # round to what they are told, and not in double precision
     and name not in TALLER
     and op.shaping != "class_loss"  # of labels: test_losses has them
     and not (op.is_loss and any(p.endswith("weight") for p, _ in example.steps[0].operands))

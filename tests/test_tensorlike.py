@@ -24,6 +24,14 @@ FUNCTIONS: list[tuple[Callable[..., object], str]] = [
     (lambda x: x.log_softmax(1), "log_softmax(1)"),
     (lambda x: x.float() * 2, "to('float32') | mul(2)"),
     (lambda x: x.to(torch.bfloat16), "to('bfloat16')"),
+    (lambda x: x.to(dtype=torch.float32, copy=True).type(torch.half), None),
+    (lambda x: x.float().square().to(x.dtype), "keep(y) | to('float32') | square | type_as(y)"),
+    (lambda x: (x * 2).double().type_as(x), "keep(y) | mul(2) | to('float64') | type_as(y)"),
+    (
+        lambda x: (x.double() + 1).to(x).to(x.device),
+        "keep(y) | to('float64') | add(1) | type_as(y)",
+    ),
+    (lambda x: x.double().sum(-1, dtype=x.dtype), "keep(y) | to('float64') | type_as(y) | sum(-1)"),
     (lambda x: x.clamp_min(0), "clamp(0)"),
     (lambda x: torch.clamp(x, max=1), "clamp(max=1)"),
     (lambda x: torch.where(x > 0, x, 0.1 * x), None),
@@ -242,7 +250,10 @@ def scaled_without_gradients(x):
 WRONG: list[tuple[Callable[..., object], str]] = [
     (lambda x: x.view(x.size(0), -1), r"x.size: its axes are not known before a call; flatten"),
     (lambda x: x / x.shape[-1], r"x.shape: its axes are not known before a call"),
-    (lambda x: x * x.type_as(x), r"x.type_as: its type is not known before a call"),
+    (lambda x: x * (2 if x.dtype == torch.float16 else 1), r"x.dtype is not known before a call"),
+    (lambda x: x * (1 if x.dtype in (torch.half,) else 2), r"x.dtype is not known before a call"),
+    (lambda x: x.to("cuda", torch.float32), r"x.to: got a device, but all that a call"),
+    (lambda x: x.to("cuda"), r"to: dtype wants 'float16' or"),
     (lambda x: x if x.item() else -x, r"x.item: it has no values before a call"),
     (lambda x: x.T + 1, r"x.T: no step exchanges axes; pass such a view"),
     (lambda x, w: x @ w, r"x @ y: a chain follows a product or a convolution: call it with what"),
@@ -368,6 +379,30 @@ def views_backwards(random: Random, shape: list[int]) -> tuple[list[int], list[t
         elif op == "tanh":
             views.insert(0, (op,))
     return shape, views
+
+
+def llamas_norm(x, weight):
+    before = x.dtype
+    x = x.to(torch.float32)
+    x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return weight * x.to(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_value_goes_back_to_the_type_that_another_has(dtype, device):
+    fused = fusegen.compile(llamas_norm)
+    x = torch.randn(6, 64, device=device).to(dtype).requires_grad_()
+    weight = torch.randn(64, device=device).to(dtype).requires_grad_()
+    found, eager = fused(x, weight), llamas_norm(x, weight)
+    assert found.dtype == eager.dtype == dtype
+    step = {torch.float16: 2**-10, torch.bfloat16: 2**-7}.get(dtype, 1e-5)
+    torch.testing.assert_close(found, eager, rtol=step, atol=step)
+    incoming = torch.randn_like(eager)
+    ours = torch.autograd.grad(found, (x, weight), incoming)
+    theirs = torch.autograd.grad(eager, (x, weight), incoming)
+    for mine, its in zip(ours, theirs, strict=True):
+        assert mine.dtype == its.dtype
+        torch.testing.assert_close(mine, its, rtol=8 * step, atol=8 * step)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -37,6 +37,7 @@ from fusegen.ops.schema import (
     Placement,
     Slope,
     Trailing,
+    Typed,
     nearest,
 )
 from fusegen.ops.step import COUNTER, MOST_AXES, RUNNING, STRUCTURAL, Definition, Step
@@ -63,6 +64,7 @@ __all__ = [
     "Slope",
     "Step",
     "Trailing",
+    "Typed",
     "activation",
     "arithmetic",
     "cast",

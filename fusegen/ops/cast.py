@@ -8,6 +8,7 @@ from typing import Any, Literal
 from fusegen.ir import Expr, primitive
 from fusegen.ops.eager import function_of
 from fusegen.ops.registry import op
+from fusegen.ops.schema import Typed
 
 # The smallest and the largest finite value.
 _QUANTISED = {
@@ -31,6 +32,21 @@ def to(x: Expr, dtype: Literal["float16", "bfloat16", "float32", "float64"]) -> 
     """x rounded to another type, which what follows has too; its gradient is rounded likewise."""
     numbers = primitive("where", x, 1, 0) if x.kind == "truth" else x
     return primitive(f"to_{dtype}", numbers)
+
+
+@op(
+    reference=lambda x, other: x.to(other.dtype),
+    ulp=0,
+    equal="torch.Tensor.type_as",
+)
+def type_as(x: Expr, other: Typed) -> Expr:
+    """x rounded to the element type that other has, of which nothing else counts.
+
+    other may be a kept value, x among them, or an operand; it gets no gradient. In a body other is
+    the name of the type.
+    """
+    found: Expr = to.function(x, other)
+    return found
 
 
 def _quantised(x: Any, scale: Any, dtype: str) -> Any:

@@ -95,8 +95,9 @@ class Chain:
         )
 
     def reads(self, operand: str) -> bool:
-        """Whether a launch reads an operand: all but what merely counts batches."""
-        is_read = any(p.name != COUNTER or step.averages for step, p in self.uses(operand))
+        """Whether a launch reads an operand: all but what merely counts batches, or has a type."""
+        uses = ((s, p) for s, p in self.uses(operand) if not p.is_type)
+        is_read = any(p.name != COUNTER or step.averages for step, p in uses)
         return is_read or any(step.taken_up == operand for step in self.steps)
 
     def updates(self, operand: str) -> bool:
@@ -106,6 +107,12 @@ class Chain:
             for step, parameter in self.uses(operand)
             if step.definition
         )
+
+    @cached_property
+    def typed(self) -> tuple[str, ...]:
+        """The operands of which a launch reads nothing, and that are named for their type."""
+        unread = [name for name in self.operands if not self.reads(name)]
+        return tuple(name for name in unread if any(p.is_type for _, p in self.uses(name)))
 
     @cached_property
     def counters(self) -> tuple[str, ...]:

@@ -13,12 +13,12 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops.chain import Chain
 from fusegen.ops.eager import function_of, is_tensor
+from fusegen.ops.matching import match
 from fusegen.ops.schema import (
     Attribute,
     BadArgument,
     Parameter,
     canonical,
-    match,
     nearest,
     show_value,
     signature_text,

@@ -17,17 +17,19 @@ from fusegen.ops.eager import is_torchs
 
 Role = Literal["operand", "attribute", "either"]
 Placement = Literal[
-    "broadcast", "channel", "trailing", "slope", "mask", "labels", "noise", "channel_noise"
+    "broadcast", "channel", "trailing", "slope", "mask", "labels", "type", "noise", "channel_noise"
 ]
 Attribute = float | int | str | tuple[int | None, ...] | None
 
 # Annotations of operands. Plain Expr is any tensor that broadcasts; these say how it lies, Mask
-# that it holds conditions, and Labels that it holds the numbers of classes.
+# that it holds conditions, Labels that it holds the numbers of classes, and Typed that nothing
+# counts but its element type.
 Channel = Annotated[Expr, "channel"]
 Trailing = Annotated[Expr, "trailing"]
 Slope = Annotated[Expr, "slope"]
 Mask = Annotated[Expr, "mask"]
 Labels = Annotated[Expr, "labels"]
+Typed = Annotated[Expr, "type"]
 # What a call draws itself: uniform in [0, 1), for every element or for every channel of a sample.
 Noise = Annotated[Expr, "noise"]
 ChannelNoise = Annotated[Expr, "channel_noise"]
@@ -40,6 +42,7 @@ _SPELLED: Mapping[Placement, str] = {
     "slope": "Slope",
     "mask": "Mask",
     "labels": "Labels",
+    "type": "Typed",
     "noise": "Noise",
     "channel_noise": "ChannelNoise",
 }
@@ -73,8 +76,9 @@ class Parameter:
     placement says where an operand's values lie: "channel", one for each index of the op's `axis`;
     "trailing", along the axes that the op normalises; "slope", one, or one for each index of axis
     1; "broadcast", as torch broadcasts; "mask", the same, of a bool tensor's conditions; "labels",
-    one for each index of all axes but that of the classes. "noise" and "channel_noise" are drawn by
-    each call, one for each element, or channel of a sample.
+    one for each index of all axes but that of the classes; "type", anywhere, as no value of it is
+    read. "noise" and "channel_noise" are drawn by each call, one for each element, or channel of a
+    sample.
     """
 
     name: str
@@ -101,6 +105,11 @@ class Parameter:
     def kind(self) -> Kind:
         """What a tensor in its place holds: conditions, places, or numbers."""
         return _HELD.get(self.placement, "number")
+
+    @property
+    def is_type(self) -> bool:
+        """Whether it is an element type, which a tensor is named for."""
+        return self.placement == "type"
 
     @property
     def is_drawn(self) -> bool:
@@ -193,12 +202,12 @@ def _accept(kind: object, value: object) -> tuple[bool, Attribute]:
         numbers = tuple(v if v is None else int(v) for v in value) if fits else None
         return fits and len(value) > 0, numbers
     if get_origin(kind) is Literal:
-        word = _word(value)
+        word = word_of(value)
         return word in get_args(kind), word
     return False, None
 
 
-def _word(value: object) -> str | None:
+def word_of(value: object) -> str | None:
     """A word as it is; of torch's element types, which have no literals, the name."""
     if (type(value).__module__, type(value).__name__) == ("torch", "dtype"):
         return str(value).removeprefix("torch.")
@@ -327,70 +336,3 @@ def _parameter(op_name: str, declared: inspect.Parameter, annotation: object) ->
         raise ChainError(f"{where}: a tensor's default can only be None")
     default = canonical(f"{op_name}: the default", parameter, declared.default)
     return Parameter(**{**vars(parameter), "default": default})
-
-
-# From arguments to parameters.
-
-
-def gathered(parameters: Sequence[Parameter], args: Sequence[object]) -> Sequence[object]:
-    """Arguments, with numbers made a tuple where that is all an operation takes: its numbers may
-    stand one by one, as in torch's reshape(2, -1).
-    """
-    kinds = [get_origin(kind) for p in parameters for kind in (p.role, *p.accepts)]
-    takes_only_a_tuple = kinds == [None, tuple] and parameters[0].role == "attribute"
-    are_numbers = all(isinstance(a, Integral) and not isinstance(a, bool) for a in args)
-    return (tuple(args),) if takes_only_a_tuple and args and are_numbers else args
-
-
-def match(
-    op_name: str,
-    parameters: Sequence[Parameter],
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-) -> dict[str, object]:
-    """What each parameter gets: tensors fill operands in order, constants fill attributes."""
-    by_name = {p.name: p for p in parameters}
-    for keyword in kwargs:
-        if keyword not in by_name:
-            guess = nearest(keyword, by_name)
-            hint = f"did you mean {guess!r}?" if guess else _takes(op_name, parameters)
-            raise BadArgument(f"{op_name}: no argument is called {keyword!r}; {hint}", keyword)
-    given = dict(kwargs)
-    args = gathered(parameters, args)
-    names_tensors = any(p.takes_tensor for p in parameters)
-    for position, value in enumerate(args):
-        is_tensor = isinstance(value, Expr) or (isinstance(value, str) and names_tensors)
-        # A word that one of the constants may be is that, and no tensor's name.
-        word = next((p for p in parameters if _takes_word(p, value) and p.name not in given), None)
-        if word is not None:
-            given[word.name] = value
-            continue
-        for p in parameters:
-            fits = p.takes_tensor if is_tensor else p.takes_constant
-            if fits and not p.keyword_only and p.name not in given:
-                given[p.name] = value
-                break
-        else:
-            what = "tensor" if is_tensor else "constant"
-            meant = (
-                "; for a == b write fusegen.eq(a, b)"
-                if any(isinstance(a, bool) for a in args)
-                else ""
-            )
-            named = [p.name for p in parameters if p.keyword_only and bool in p.accepts]
-            meant = f"; write {named[0]}={value}" if named and isinstance(value, bool) else meant
-            raise BadArgument(
-                f"{op_name}: no place for the {what} {show_value(value)}{meant}; "
-                f"{_takes(op_name, parameters)}",
-                position,
-            )
-    return given
-
-
-def _takes_word(parameter: Parameter, value: object) -> bool:
-    words = [w for k in parameter.accepts if get_origin(k) is Literal for w in get_args(k)]
-    return not parameter.keyword_only and _word(value) in words
-
-
-def _takes(op_name: str, parameters: Sequence[Parameter]) -> str:
-    return f"it is {signature_text(op_name, parameters)}"

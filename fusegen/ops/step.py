@@ -189,7 +189,7 @@ class Step:
 
         attributes = dict(self.attributes)
         read = [name for name, _ in self.operands if not definition.is_updated(name, attributes)]
-        operands = {n: leaf(f"operand {n}", definition.parameter(n).kind) for n in read}
+        operands = {n: _stand_in(leaf, definition.parameter(n)) for n in read}
         if "eps" in attributes and attributes["eps"] is None:
             attributes["eps"] = 1.0  # that of an element type, which is not known here
         try:
@@ -243,6 +243,13 @@ def _arguments(step: Step, parameters: tuple[Parameter, ...]) -> list[str]:
     return positional + by_keyword
 
 
+def _stand_in(leaf: Callable[[str, ir.Kind], Expr], parameter: Parameter) -> Expr | str:
+    """What a body is given for a parameter when no tensor is known."""
+    if parameter.is_type:
+        return "float32"
+    return leaf(f"operand {parameter.name}", parameter.kind)
+
+
 def _default(parameter: Parameter) -> str | None:
     return None if parameter.required else spell(parameter.default)
 
@@ -251,10 +258,11 @@ def _body(step: Step, definition: Definition, rank: int) -> list[str]:
     """Each operation of the op's body on a tensor of this many axes."""
     everywhere = frozenset(range(-rank, 0))
     pooled = {a for a in range(1, definition.window_axes + 1) if a <= rank}
-    operands = {
-        p: ir.tensor(f"operand {p}", everywhere, rank, definition.parameter(p).kind)
-        for p, _ in step.operands
-    }
+
+    def leaf(name: str, kind: ir.Kind) -> Expr:
+        return ir.tensor(name, everywhere, rank, kind)
+
+    operands = {p: _stand_in(leaf, definition.parameter(p)) for p, _ in step.operands}
     x = ir.tensor("x", everywhere | pooled, rank)
     try:
         root = definition.function(x, **operands, **dict(step.attributes))
