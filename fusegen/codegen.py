@@ -25,6 +25,7 @@ from fusegen.kernel import Buffer, Entry, Kernel
 from fusegen.lineviews import LineView
 from fusegen.noise import NoiseView
 from fusegen.ops import Chain
+from fusegen.picking import Piece
 from fusegen.rowviews import RowView
 from fusegen.severalviews import SeveralView
 from fusegen.slidewise import with_winners
@@ -97,7 +98,8 @@ def emit(
         or any(k.is_persistent or (k.family == "outer" and not k.turns) for k in by_rows),
         "spreads": any(k.has_moments for e in views for k in e.kernels),
         "counts_noise": any("uniform(" in line for e in views for line in _lines(e)),
-        "has_gaps": any(e.with_gaps for e in views),
+        "has_gaps": any(e.with_gaps or e.pitches for e in views),
+        "stores_pieces": any(s.buffer.has_gaps for e in views for k in e.kernels for s in k.stores),
         "has_deals": any(e.is_dealt for e in views),
         "has_positions": any(k.positions for e in views for k in e.kernels),
         "slides_are_packed": any(k.is_packed for k in by_slides),
@@ -218,11 +220,25 @@ class EntryView:
         drawn = [b for b in entry.arguments if b.dtype == "noise"]
         self.noises = [NoiseView(entry.name, b, entry.grouping) for b in drawn]
         self.kernels = [_view(kernel, entry, target) for kernel in entry.kernels]
+        taken = {name for k in self.kernels for name in k.argument_names}
+        self.pieces = [p for p in entry.pieces if p.name in taken]
+        self.grouping = entry.grouping
+
+    @property
+    def pitches(self) -> dict[str, Piece]:
+        """What tells the gaps of pieces, and one of those."""
+        return {p.pitch: p for p in self.pieces if p.pitch}
+
+    def behind(self, piece: Piece, size: str) -> str:
+        """How many elements a piece has without a gap, where a group's size is written so."""
+        groups = [g for g, axes in enumerate(self.grouping.axes) if set(axes) & set(piece.behind)]
+        return " * ".join(size.format(self.grouping.names[g], g) for g in groups) or "1"
 
     @property
     def pointers(self) -> list[tuple[int, Buffer]]:
         """The tensors that kernels take, and where each is among the arguments."""
         taken = {name for k in self.kernels for name in k.argument_names}
+        taken |= {p.of for p in self.pieces}
         found = enumerate(self.arguments)
         return [(i, b) for i, b in found if b.name in taken and b.dtype != "noise"]
 
@@ -255,6 +271,7 @@ class EntryView:
         moved = [r for k in self.kernels for r in k.packed]
         moved += [r for k in self.kernels if isinstance(k, RowView) for r in k.packs_beside]
         names = {r.buffer.name for r in moved}
+        names |= {p.of for p in self.pieces if p.name in names}
         return [i for i, b in enumerate(self.arguments) if b.name in names]
 
     def type(self, buffer: Buffer) -> str:

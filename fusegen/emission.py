@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from fusegen import ir
 from fusegen.codegen import Source, emit
 from fusegen.dealing import dealt_out
-from fusegen.grouping import Grouping, collapse, ordered
+from fusegen.grouping import Grouping, ordered
 from fusegen.guarding import guarded
 from fusegen.ir import Expr, Graph
 from fusegen.kernel import Buffer, Entry, input_buffers
 from fusegen.lower import remarked
 from fusegen.narrow import narrow_type, narrowed, shorter
 from fusegen.ops import Chain
+from fusegen.picking import Piece
 from fusegen.program import STATISTIC, Program
 from fusegen.rewriting import contracted, shortened, with_inverses, with_summed_powers
 from fusegen.schedule import HeldRows, schedule
 from fusegen.signature import Rows, Signature, is_double
 from fusegen.target import TARGETS
+from fusegen.unrolling import grouped
 
 
 @lru_cache(maxsize=256)  # it is asked for by who chooses rows, by who builds, and for every shape
@@ -27,13 +30,15 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     """The program scheduled for one layout and one set of element types."""
     dtypes = dict(signature.dtypes)
     compute = "double" if is_double([program], dtypes) else "float"
-    windows = dict(program.windows)
-    graph, new, grouping = collapse(program.graph, signature.order, windows)
+    program, graph, new, grouping = grouped(program, signature)
+    pieces = {p.name: p for p in program.pieces}
+    dtypes |= {p.name: dtypes.get(p.of) or dtypes[p.name] for p in program.pieces}
     is_exact = _compares_with_maxima(graph)
     rows = [rows for name, rows in signature.rows if name == program.name]
     held = [found for r in rows if (found := _held(r, program, grouping)) is not None]
     target = TARGETS[signature.target]
-    with_gaps = frozenset(name for entry, name in signature.gaps if entry == program.name)
+    pitches = {name: f"{name}_pitch" for entry, name in signature.gaps if entry == program.name}
+    pitches |= {p.name: p.pitch for p in program.pieces}
     kernels = schedule(
         graph,
         dtypes,
@@ -47,7 +52,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         is_exact=is_exact,
         has_strips=program.name in signature.strips,
         has_columns=signature.has_columns,
-        with_gaps=with_gaps,
+        pitches=pitches,
         reads_places=not target.is_flat,
     )
     kernels = shortened(kernels)
@@ -63,14 +68,26 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         if is_short:
             kernels = with_inverses(kernels)
         kernels = guarded(kernels, target) if compute == "float" else kernels
-    arguments = list(input_buffers(graph, dtypes, with_gaps).values())
+    arguments = list(input_buffers(graph, dtypes, pitches).values())
     arguments += [
         Buffer(name, dtypes[name], ordered(expr.extent), "output") for name, expr in graph.outputs
     ]
     if signature.is_dealt:
         kernels = dealt_out(kernels, frozenset(range(len(grouping.axes))))
     alike = _below_maxima(graph)
-    return Entry(program.name, kernels, tuple(arguments), grouping, compute, alike)
+    whole = _whole(arguments, pieces)
+    return Entry(program.name, kernels, whole, grouping, compute, alike, program.pieces)
+
+
+def _whole(buffers: Iterable[Buffer], pieces: Mapping[str, Piece]) -> tuple[Buffer, ...]:
+    """The tensors that a call passes, where some of these are pieces of them."""
+    found: dict[str, Buffer] = {}
+    for buffer in buffers:
+        piece = pieces.get(buffer.name)
+        if piece is not None:
+            buffer = replace(buffer, name=piece.of, pitch="", pieces=piece.count)
+        found[buffer.name] = buffer
+    return tuple(found.values())
 
 
 def _held(rows: Rows, program: Program, grouping: Grouping) -> HeldRows | None:

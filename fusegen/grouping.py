@@ -5,7 +5,7 @@ Outermost in memory first. So a kernel knows neither rank nor sizes, and a new s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen import ir
@@ -44,16 +44,21 @@ def group_names(number: int) -> tuple[str, ...]:
 
 
 def collapse(
-    graph: Graph, order: Sequence[int], windows: Mapping[int, Window]
+    graph: Graph,
+    order: Sequence[int],
+    windows: Mapping[int, Window],
+    alone: Iterable[Extent] = (),
 ) -> tuple[Graph, dict[Expr, Expr], Grouping]:
     """The graph over groups instead of axes, old node by new, and the grouping.
 
     order lists the axes outermost in memory first; windows gives each pooled axis's window size.
-    Neighbours join when every tensor and every reduction has both or neither.
+    Neighbours join when every tensor and every reduction has both or neither, and so has each of
+    the extents in alone.
     """
     nodes = ir.topological(graph.roots)
     # All other extents are made of these, by unions and differences.
     touched: set[Extent] = {n.extent for n in (*nodes, *graph.inputs) if n.op == "input"}
+    touched |= {*alone}
     touched |= {ir.reduction(n)[1] for n in nodes if n.op == "reduce"}
     touched |= {frozenset(ir.axes_of(n)) for n in nodes if n.op in _KNOW_AXES}
     if not any(axis > 0 for extent in touched for axis in extent):

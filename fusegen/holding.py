@@ -28,6 +28,7 @@ from fusegen.signature import Rows, Signature
 from fusegen.strides import most_elements
 from fusegen.target import H200, TARGETS, Limits
 from fusegen.traffic import moved
+from fusegen.unrolling import are_apt, candidates, unrolled
 
 # Where rows are not held on the chip, one longer than this that shares the machine with too few
 # others is divided among all threads, in passes.
@@ -54,6 +55,60 @@ def signature(
     may_deal: bool = True,
 ) -> Signature:
     """What their module depends on, on such a device; may_deal: that 32 bits go past all gaps."""
+    found = _signature(target, order, programs, dtypes, bound, limits, may_deal=may_deal)
+    if TARGETS[target].holds_rows and not found.is_dealt:
+        for along in candidates(programs, bound, order):
+            for program in programs:
+                found = _in_pieces(program, along, found, bound, limits)
+    return found
+
+
+def _in_pieces(
+    program: Program, along: tuple[int, int], plain: Signature, bound: Bound, limits: Limits
+) -> Signature:
+    """The signature where a program has tensors in pieces along an axis, if that takes less."""
+    axis, _ = along
+    apart = unrolled(program, along, plain.order)
+    if (
+        apart is None
+        or not are_apt(apart.pieces, bound)
+        or program.name in {name for name, *_ in plain.unrolled}
+    ):
+        return plain
+    known = dict(plain.dtypes)
+    dtypes = {**known, **{p.name: known[p.of] for p in apart.pieces}}
+    domain = tuple(
+        1 if a == axis else n
+        for a, n in zip(range(-len(bound.domain), 0), bound.domain, strict=True)
+    )
+    narrower = replace(bound, domain=domain)
+    found = _signature(plain.target, plain.order, [apart], dtypes, narrower, limits, may_deal=False)
+    found = replace(
+        found, index_bits=plain.index_bits, has_columns=plain.has_columns, in_cache=plain.in_cache
+    )
+    if any(rows.tier.is_full for _, rows in found.rows):
+        return plain
+    if _cost(apart, found, narrower) >= _LEAST_GAIN * _cost(program, plain, bound):
+        return plain
+    return replace(
+        plain,
+        rows=(*(r for r in plain.rows if r[0] != program.name), *found.rows),
+        strips=(*(name for name in plain.strips if name != program.name), *found.strips),
+        unrolled=(*plain.unrolled, (program.name, *along)),
+    )
+
+
+def _signature(
+    target: str,
+    order: tuple[int, ...],
+    programs: Sequence[Program],
+    dtypes: Mapping[str, str],
+    bound: Bound,
+    limits: Limits,
+    *,
+    may_deal: bool,
+) -> Signature:
+    """The same, where every program works on tensors as they are."""
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
     dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
     require_exact_positions(programs, dtypes, bound)

@@ -21,6 +21,13 @@ class Read:
     extent: frozenset[int]
 
     @property
+    def memory(self) -> str:
+        """What the pointer to it is called; where it has gaps, its name is that of what goes over
+        them.
+        """
+        return f"{self.name}{'_memory' * self.buffer.has_gaps}"
+
+    @property
     def is_within(self) -> bool:
         """Whether it varies within windows."""
         return min(self.extent, default=0) < 0

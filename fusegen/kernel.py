@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +10,7 @@ from fusegen import ir
 from fusegen.grouping import Grouping, ordered
 from fusegen.ir import Expr, Graph
 from fusegen.lower import NEW, Mark
+from fusegen.picking import Piece
 from fusegen.tiers import Tier
 
 Family = Literal[
@@ -37,8 +38,14 @@ class Buffer:
     dtype: str
     extent: tuple[int, ...]
     role: Role
-    has_gaps: bool = False  # dense but for gaps, all of a size, between runs of one length
+    pitch: str = ""  # what tells its gaps, all of a size, between runs of one length, if it has any
     at: tuple[tuple[int, int], ...] = ()  # (group, the one index along it, or from its end)
+    pieces: int = 1  # how many such there are of it, one behind the other
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether it is dense but for gaps."""
+        return bool(self.pitch)
 
     @property
     def varying(self) -> tuple[int, ...]:
@@ -126,8 +133,8 @@ class Kernel:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether something that is read has: where it lies takes a division."""
-        return any(buffer.has_gaps for _, buffer in self.inputs)
+        """Whether some tensor has: where it lies takes a division."""
+        return any(buffer.has_gaps for buffer in self.buffers)
 
     @property
     def updated(self) -> set[str]:
@@ -154,6 +161,7 @@ class Entry:
     grouping: Grouping
     compute: str
     alike: frozenset[str]
+    pieces: tuple[Piece, ...] = ()  # of arguments, as kernels take them
 
     @property
     def sizes_type(self) -> str:
@@ -162,11 +170,13 @@ class Entry:
 
 
 def input_buffers(
-    graph: Graph, dtypes: Mapping[str, str], with_gaps: Collection[str] = ()
+    graph: Graph, dtypes: Mapping[str, str], pitches: Mapping[str, str]
 ) -> dict[Expr, Buffer]:
-    """The buffers of a collapsed graph's inputs."""
+    """The buffers of a collapsed graph's inputs; pitches has what tells the gaps of those that have
+    some.
+    """
     named = {leaf: ir.name_of(leaf) for leaf in graph.inputs}
     return {
-        leaf: Buffer(name, dtypes[name], ordered(leaf.extent), "input", name in with_gaps)
+        leaf: Buffer(name, dtypes[name], ordered(leaf.extent), "input", pitches.get(name, ""))
         for leaf, name in named.items()
     }

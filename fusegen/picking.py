@@ -5,12 +5,28 @@ more is computed than what is selected.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
 from functools import partial
 
 from fusegen import ir
 from fusegen.ir import Expr, Graph
 
 Pick = tuple[int, Expr]  # the axis, and where along it
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor at one place along an axis: what it goes by, of which tensor, where, and of how many
+    places; behind has the axes that the tensor has behind that one in memory, and pitch is what
+    tells its gaps, if there are axes in front.
+    """
+
+    name: str
+    of: str
+    place: int
+    count: int
+    behind: tuple[int, ...]
+    pitch: str
 
 
 def pick_of(node: Expr) -> Pick | None:

@@ -20,11 +20,11 @@ from torch._C._dynamo import guards
 
 from fusegen.dealing import deal_of
 from fusegen.errors import UnsupportedError
-from fusegen.grouping import collapse
 from fusegen.layouts import Meta, Output, arranged, stored
 from fusegen.prepared import Prepared
 from fusegen.signature import Signature
 from fusegen.strides import ALIGNMENT, Lie, windows_of
+from fusegen.unrolling import grouped
 
 _pointer = Tensor.data_ptr
 _MOST_PLANS = 4096
@@ -198,8 +198,8 @@ def make_plan(
     place as inputs say; needs tells which of them get a gradient, None that none does.
     """
     program, bound = found.program, found.bound
-    domain, pooled, windows = bound.domain, windows_of(bound), dict(bound.windows)
-    grouping = collapse(program.graph, built_with.order, windows)[2]
+    domain, pooled = bound.domain, windows_of(bound)
+    *_, grouping = grouped(program, built_with)
     sizes = [math.prod(pooled.get(a, domain[a]) for a in axes) for axes in grouping.axes]
     sizes += [domain[grouping.axes[g][0]] for g in grouping.pooled]
     sizes += deal_of(found.order, built_with.order, domain) if built_with.is_dealt else ()

@@ -18,7 +18,7 @@ from fusegen.bound import Bound
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.lower import GIVEN, NEW, Mark, lower, remarked
 from fusegen.patterns import told_by_result
-from fusegen.picking import picked_first
+from fusegen.picking import Piece, picked_first
 from fusegen.simplify import simplification
 from fusegen.windowing import Window, windows_along
 
@@ -46,6 +46,7 @@ class Program:
     spans: tuple[Extent, ...] = ()
     # Of each input, where along some axes it is read, and nowhere else; () if all of each is.
     places: tuple[Places, ...] = ()
+    pieces: tuple[Piece, ...] = ()  # inputs and outputs that are each a part of a tensor
 
     def places_of(self, i: int) -> Places:
         """Where alone an input is read."""
@@ -63,9 +64,7 @@ class Program:
 
     @property
     def updates(self) -> tuple[tuple[int, int], ...]:
-        """The last outputs, each with the input that it is to take the place of: which nothing else
-        depends on.
-        """
+        """The last outputs, on which nothing depends, each with the input whose place it takes."""
         place = {name: i for i, name in enumerate(self.input_names)}
         new = [(i, name) for i, name in enumerate(self.output_names) if name.startswith(NEW)]
         return tuple((i, place[name.removeprefix(NEW)]) for i, name in new)

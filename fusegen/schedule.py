@@ -11,7 +11,7 @@ by level through scratch memory: correct for every graph, and never with atomics
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen import ir
@@ -78,7 +78,7 @@ def schedule(
     is_exact: bool = False,
     has_strips: bool = False,
     has_columns: bool = False,
-    with_gaps: Collection[str] = (),
+    pitches: Mapping[str, str] | None = None,
     reads_places: bool = False,
 ) -> tuple[Kernel, ...]:
     """The kernels that compute a collapsed graph's outputs, in launch order.
@@ -90,11 +90,11 @@ def schedule(
     each, over many blocks. is_sliding says that windows are no tiles, is_exact that a value must be
     the same to the last bit in whatever kernel it is computed, has_strips that what reductions take
     lies in short runs, far from each other, has_columns that packs are whole down columns; the
-    inputs with_gaps are dense but for those, reads_places that what is selected is read where it
+    tensors in pitches are dense but for gaps, reads_places that what is selected is read where it
     is.
     """
     verify(graph)
-    leaves = input_buffers(graph, dtypes, with_gaps)
+    leaves = input_buffers(graph, dtypes, pitches or {})
     outputs = dict(graph.outputs)
     marks = tuple(marks)
     nodes = [*outputs.values(), *(m.node for m in marks)]
@@ -102,6 +102,7 @@ def schedule(
     # No value is called as a function that the lines may call, such as maximum.
     state.taken |= {*dtypes, *(node.op for node in ir.topological(graph.roots))}
     state.is_sliding, state.is_exact, state.has_columns = is_sliding, is_exact, has_columns
+    state.pitches = pitches or {}
     images = without_ends_of_gradients(nodes)
     images = read_at_places(state, images) if reads_places else images
     images = positions_as_numbers(state, apart(means_as_sums(images), pooled))

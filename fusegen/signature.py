@@ -40,6 +40,8 @@ class Signature:
     has_columns: bool = False  # whether packs are whole down columns, if elements go down those
     gaps: tuple[tuple[str, str], ...] = ()  # (program, input) where it is dense but for gaps
     is_dealt: bool = False  # whether `order` is that of rows whose runs lie in another
+    # (program, axis, how many places) where tensors are worked on in pieces, one for each place.
+    unrolled: tuple[tuple[str, int, int], ...] = ()
 
     def text(self, programs: Sequence[Program]) -> str:
         """A line for the banner."""
@@ -59,11 +61,13 @@ def with_gaps(plain: Signature, programs: Iterable[Program], names: Container[st
 
 def reads_gaps(built_with: Signature, program: Program) -> bool:
     """Whether a program's kernels go over gaps: not where they look beside an element, for others
-    of its windows, nor where long rows that lie together leave no register for it.
+    of its windows, nor where long rows that lie together leave no register for it, nor where they
+    are in pieces.
     """
     is_sliding = any(isinstance(w, Slide) for _, w in program.windows)
     is_full = any(r.tier.is_full for name, r in built_with.rows if name == program.name)
-    return not (is_sliding or (is_full and not built_with.is_dealt))
+    is_in_pieces = any(name == program.name for name, *_ in built_with.unrolled)
+    return not (is_sliding or is_in_pieces or (is_full and not built_with.is_dealt))
 
 
 def index_dtype(windows: Sequence[tuple[int, Window]]) -> str:

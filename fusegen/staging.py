@@ -37,6 +37,7 @@ class Pass:
     strips: Strips | None = None
     underway: tuple[Expr, ...] = ()  # reductions that kernels to come next are made for
     passing: dict[str, Buffer] = field(default_factory=dict)  # pending, but no output
+    pitches: Mapping[str, str] = field(default_factory=dict)  # of tensors with gaps
 
     def fresh(self, stem: str) -> str:
         """stem, or stem_2, stem_3 ...: a name not used before in this graph."""
@@ -110,7 +111,8 @@ class Pass:
     def output(self, name: str, expr: Expr) -> Buffer:
         if name in self.passing:
             return self.passing[name]
-        return Buffer(name, self.dtypes[name], ordered(expr.extent), "output")
+        pitch = self.pitches.get(name, "")
+        return Buffer(name, self.dtypes[name], ordered(expr.extent), "output", pitch)
 
     def eased(self, exprs: Iterable[Expr], unknown: Collection[Expr], domain: Extent) -> list[Expr]:
         """Expressions of elements and what is still unknown of their rows, in an order of

@@ -37,7 +37,7 @@ def bytes_of(buffer: Buffer, entry: Entry, bound: Bound) -> int:
         if -1 - i in buffer.extent
         for a in grouping.axes[g]
     }
-    count = 1
+    count = buffer.pieces
     for group in buffer.extent:
         if group < 0:
             if not buffer.is_windowed:

@@ -173,10 +173,10 @@ class KernelView(Indexing):
         taken = [
             f"const {noise_type(self.entry_name, r.buffer)} {r.name}"
             if r.buffer.dtype == "noise"
-            else f"const {r.type}{pointer(r.name, is_read=True)}{'_memory' * r.buffer.has_gaps}"
+            else f"const {r.type}{pointer(r.memory, is_read=True)}"
             for r in self._loaded
         ]
-        taken += [f"{s.type}{pointer(s.name, is_read=False)}" for s in self.stores]
+        taken += [f"{s.type}{pointer(s.memory, is_read=False)}" for s in self.stores]
         is_read = self.family == "finalise"
         start = "const " * is_read
         return taken + [f"{start}{s.type}{pointer(s.partials, is_read=is_read)}" for s in self.left]

@@ -22,7 +22,6 @@ from fusegen.dealing import deal_of
 from fusegen.describe import axes_in_memory, classes, element_type, has_gradient
 from fusegen.emission import source
 from fusegen.execution import Part
-from fusegen.grouping import collapse
 from fusegen.holding import signature
 from fusegen.joining import chosen, ways
 from fusegen.program import Places, derivative, forward
@@ -32,6 +31,7 @@ from fusegen.selecting import at_places
 from fusegen.signature import element_types, with_derivative, with_gaps
 from fusegen.strides import Pitch, dense_strides, pitch_of
 from fusegen.target import H200, ITEM_BYTES, Limits
+from fusegen.unrolling import grouped
 from fusegen.windowing import windows_along
 
 HEADER = Path(__file__).parent / "emulation"
@@ -230,7 +230,7 @@ def run(
             outputs.append(
                 home.fill_(0.0 if has_edge or not home.is_floating_point() else math.nan)
             )
-        groups = collapse(which.graph, built_with.order, windows)[2]
+        *_, groups = grouped(which, built_with)
         numbers = [math.prod(pooled.get(a, bound.domain[a]) for a in g) for g in groups.axes]
         numbers += [bound.domain[groups.axes[g][0]] for g in groups.pooled]
         if built_with.is_dealt:

@@ -58,6 +58,7 @@ ORDER = (
     "shortruns",
     "signature",
     "grouping",
+    "unrolling",
     "kernel",
     "dealing",
     "cut",

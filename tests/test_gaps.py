@@ -322,8 +322,8 @@ def test_the_source_for_views_is_printed():
     plain = fused.source("cuda", grad=True)
     assert "Pitched<" not in plain
     text = fused.source("cuda", grad=True, gaps=("x", "row"))
-    assert text.count("const Pitched<float> x{") == 2
-    assert text.count("const Pitched<float> row_operand{") == 2
+    assert text.count("const Pitched<const float> x{") == 2
+    assert text.count("const Pitched<const float> row_operand{") == 2
     with pytest.raises(fusegen.ArgumentError, match="'gaps': got 'second', wanted x or row"):
         fused.source("cuda", gaps=("second",))
     # Windows that overlap look beside an element: such a tensor is copied first.

@@ -278,6 +278,16 @@ CASES |= {
         "layernorm(weight, bias)",
         Situation(shape=(4096, 4096), gaps=("x",)),
     ),
+    "gate_with_a_bias": (
+        "add(b) | unflatten(-1, (2, -1)) | keep(y) | select(-2, 0) | keep(a) | recall(y)"
+        " | select(-2, 1) | sigmoid | mul(a)",
+        Situation((64, 1024), {"b": (1024,)}),
+    ),
+    "norm_of_gated_halves_bfloat16": (
+        "unflatten(-1, (2, -1)) | keep(y) | select(-2, 0) | silu | keep(a) | recall(y)"
+        " | select(-2, 1) | mul(a) | rms_norm(weight)",
+        Situation((64, 1024), dtype="bfloat16"),
+    ),
     "some_channels": (
         "add_channel | gelu | mean((2, 3))",
         Situation(shape=(8, 32, 16, 16), gaps=("x",)),

@@ -142,16 +142,16 @@ struct Pitch {
 // the end of a run.
 template <typename T>
 struct Pitched {
-  const T* from;
+  T* from;
   Pitch pitch;
   Index at = 0;
   template <typename Offset>
   inline Pitched operator+(Offset offset) const {
     return {from, pitch, at + static_cast<Index>(offset)};
   }
-  inline const T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
+  inline T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
   template <typename Offset>
-  inline T operator[](Offset offset) const {
+  inline T& operator[](Offset offset) const {
     return *(*this + offset).here();
   }
 };
@@ -193,8 +193,8 @@ static inline __attribute__((always_inline)) void forward_pointwise_values(const
 
 static void forward_pointwise(const float* __restrict__ x_memory, const float* __restrict__ up_memory,
     float* __restrict__ out, const ForwardSizes sizes, int threads) {
-  const Pitched<float> x{x_memory, sizes.x_pitch};
-  const Pitched<float> up{up_memory, sizes.up_pitch};
+  const Pitched<const float> x{x_memory, sizes.x_pitch};
+  const Pitched<const float> up{up_memory, sizes.up_pitch};
   expect(out, sizes.element.value);
   const Index rows = 1, length = sizes.element.value;
   const Index pieces = pieces_of(length);

@@ -102,22 +102,22 @@ struct Pitch {
 // the end of a run.
 template <typename T>
 struct Pitched {
-  const T* from;
+  T* from;
   Pitch pitch;
   Index at = 0;
   template <typename Offset>
   __device__ __forceinline__ Pitched operator+(Offset offset) const {
     return {from, pitch, at + static_cast<Index>(offset)};
   }
-  __device__ __forceinline__ const T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
+  __device__ __forceinline__ T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
   template <typename Offset>
-  __device__ __forceinline__ T operator[](Offset offset) const {
+  __device__ __forceinline__ T& operator[](Offset offset) const {
     return *(*this + offset).here();
   }
 };
 
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load(Pitched<T> from) {
+__device__ __forceinline__ Pack<T, N> load(Pitched<const T> from) {
   return load<N>(from.here());
 }
 
@@ -146,8 +146,8 @@ __global__ void __launch_bounds__(64, 16)
 forward_pointwise(const float* x_memory, const float* up_memory, float* __restrict__ out, ForwardSizes sizes,
     Index count) {
   wait_for_kernel_before();
-  const Pitched<float> x{x_memory, sizes.x_pitch};
-  const Pitched<float> up{up_memory, sizes.up_pitch};
+  const Pitched<const float> x{x_memory, sizes.x_pitch};
+  const Pitched<const float> up{up_memory, sizes.up_pitch};
   constexpr int kLanes = 4, kPacks = 4;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];

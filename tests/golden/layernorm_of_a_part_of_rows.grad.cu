@@ -114,27 +114,27 @@ struct Pitch {
 // the end of a run.
 template <typename T>
 struct Pitched {
-  const T* from;
+  T* from;
   Pitch pitch;
   Index at = 0;
   template <typename Offset>
   __device__ __forceinline__ Pitched operator+(Offset offset) const {
     return {from, pitch, at + static_cast<Index>(offset)};
   }
-  __device__ __forceinline__ const T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
+  __device__ __forceinline__ T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
   template <typename Offset>
-  __device__ __forceinline__ T operator[](Offset offset) const {
+  __device__ __forceinline__ T& operator[](Offset offset) const {
     return *(*this + offset).here();
   }
 };
 
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load(Pitched<T> from) {
+__device__ __forceinline__ Pack<T, N> load(Pitched<const T> from) {
   return load<N>(from.here());
 }
 
 template <int N, typename T>
-__device__ __forceinline__ void send(Pack<T, N>* to, Pitched<T> from) {
+__device__ __forceinline__ void send(Pack<T, N>* to, Pitched<const T> from) {
   send(to, from.here());
 }
 
@@ -386,7 +386,7 @@ __global__ void __launch_bounds__(256, 4)
 forward_row(const float* x_memory, const float* weight, const float* bias, float* __restrict__ out,
     float* __restrict__ saved_mean, float* __restrict__ saved_variance, ForwardSizes sizes) {
   wait_for_kernel_before();
-  const Pitched<float> x{x_memory, sizes.x_pitch};
+  const Pitched<const float> x{x_memory, sizes.x_pitch};
   constexpr int kLanes = 4, kPacks = 4;
   __shared__ float cells[2][24];
   int turn = 0;
@@ -504,7 +504,7 @@ backward_row(const float* d_out, const float* weight, const float* x_memory, con
     Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  const Pitched<float> x{x_memory, sizes.x_pitch};
+  const Pitched<const float> x{x_memory, sizes.x_pitch};
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ float cells[2][32];
   int turn = 0;

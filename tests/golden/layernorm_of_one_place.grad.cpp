@@ -182,16 +182,16 @@ struct Pitch {
 // the end of a run.
 template <typename T>
 struct Pitched {
-  const T* from;
+  T* from;
   Pitch pitch;
   Index at = 0;
   template <typename Offset>
   inline Pitched operator+(Offset offset) const {
     return {from, pitch, at + static_cast<Index>(offset)};
   }
-  inline const T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
+  inline T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
   template <typename Offset>
-  inline T operator[](Offset offset) const {
+  inline T& operator[](Offset offset) const {
     return *(*this + offset).here();
   }
 };
@@ -335,7 +335,7 @@ static inline __attribute__((always_inline)) void forward_row_row_values(const f
 static void forward_row(const float* __restrict__ x_memory, const float* __restrict__ weight,
     const float* __restrict__ bias, float* __restrict__ out, float* __restrict__ saved_mean,
     float* __restrict__ saved_variance, const ForwardSizes sizes, int threads) {
-  const Pitched<float> x{x_memory, sizes.x_pitch};
+  const Pitched<const float> x{x_memory, sizes.x_pitch};
   expect(out, sizes.outer.value * sizes.inner.value);
   expect(saved_mean, sizes.outer.value);
   expect(saved_variance, sizes.outer.value);
@@ -433,7 +433,7 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
     Sum* __restrict__ total_partials, Sum* __restrict__ total_2_partials, const BackwardSizes sizes,
     int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  const Pitched<float> x{x_memory, sizes.x_pitch};
+  const Pitched<const float> x{x_memory, sizes.x_pitch};
   expect(common_scratch, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index together = rows_together(length);

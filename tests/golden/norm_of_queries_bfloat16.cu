@@ -135,22 +135,22 @@ struct Pitch {
 // the end of a run.
 template <typename T>
 struct Pitched {
-  const T* from;
+  T* from;
   Pitch pitch;
   Index at = 0;
   template <typename Offset>
   __device__ __forceinline__ Pitched operator+(Offset offset) const {
     return {from, pitch, at + static_cast<Index>(offset)};
   }
-  __device__ __forceinline__ const T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
+  __device__ __forceinline__ T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
   template <typename Offset>
-  __device__ __forceinline__ T operator[](Offset offset) const {
+  __device__ __forceinline__ T& operator[](Offset offset) const {
     return *(*this + offset).here();
   }
 };
 
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load(Pitched<T> from) {
+__device__ __forceinline__ Pack<T, N> load(Pitched<const T> from) {
   return load<N>(from.here());
 }
 
@@ -242,8 +242,8 @@ forward_row(const bfloat16* x_memory, const bfloat16* weight, const bfloat16* se
     bfloat16* __restrict__ out, ForwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  const Pitched<bfloat16> x{x_memory, sizes.x_pitch};
-  const Pitched<bfloat16> second{second_memory, sizes.second_pitch};
+  const Pitched<const bfloat16> x{x_memory, sizes.x_pitch};
+  const Pitched<const bfloat16> second{second_memory, sizes.second_pitch};
   constexpr int kLanes = 8, kPacks = 4;
   __shared__ float cells[2][8];
   int turn = 0;

@@ -180,16 +180,16 @@ struct Pitch {
 // the end of a run.
 template <typename T>
 struct Pitched {
-  const T* from;
+  T* from;
   Pitch pitch;
   Index at = 0;
   template <typename Offset>
   inline Pitched operator+(Offset offset) const {
     return {from, pitch, at + static_cast<Index>(offset)};
   }
-  inline const T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
+  inline T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
   template <typename Offset>
-  inline T operator[](Offset offset) const {
+  inline T& operator[](Offset offset) const {
     return *(*this + offset).here();
   }
 };
@@ -303,8 +303,8 @@ static void forward_row(const bfloat16* __restrict__ x_memory, const bfloat16* _
     const bfloat16* __restrict__ second_memory, bfloat16* __restrict__ out, float* __restrict__ saved_mean,
     const ForwardSizes sizes, int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  const Pitched<bfloat16> x{x_memory, sizes.x_pitch};
-  const Pitched<bfloat16> second{second_memory, sizes.second_pitch};
+  const Pitched<const bfloat16> x{x_memory, sizes.x_pitch};
+  const Pitched<const bfloat16> second{second_memory, sizes.second_pitch};
   expect(out, sizes.outer.value * sizes.inner.value);
   expect(saved_mean, sizes.outer.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -408,8 +408,8 @@ static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __r
     const float* __restrict__ saved_mean, bfloat16* __restrict__ d_x, bfloat16* __restrict__ d_second,
     Sum* __restrict__ total_partials, const BackwardSizes sizes, int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  const Pitched<bfloat16> second{second_memory, sizes.second_pitch};
-  const Pitched<bfloat16> x{x_memory, sizes.x_pitch};
+  const Pitched<const bfloat16> second{second_memory, sizes.second_pitch};
+  const Pitched<const bfloat16> x{x_memory, sizes.x_pitch};
   expect(d_x, sizes.outer.value * sizes.inner.value);
   expect(d_second, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;

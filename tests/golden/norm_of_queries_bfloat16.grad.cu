@@ -154,27 +154,27 @@ struct Pitch {
 // the end of a run.
 template <typename T>
 struct Pitched {
-  const T* from;
+  T* from;
   Pitch pitch;
   Index at = 0;
   template <typename Offset>
   __device__ __forceinline__ Pitched operator+(Offset offset) const {
     return {from, pitch, at + static_cast<Index>(offset)};
   }
-  __device__ __forceinline__ const T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
+  __device__ __forceinline__ T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
   template <typename Offset>
-  __device__ __forceinline__ T operator[](Offset offset) const {
+  __device__ __forceinline__ T& operator[](Offset offset) const {
     return *(*this + offset).here();
   }
 };
 
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load(Pitched<T> from) {
+__device__ __forceinline__ Pack<T, N> load(Pitched<const T> from) {
   return load<N>(from.here());
 }
 
 template <int N, typename T>
-__device__ __forceinline__ void send(Pack<T, N>* to, Pitched<T> from) {
+__device__ __forceinline__ void send(Pack<T, N>* to, Pitched<const T> from) {
   send(to, from.here());
 }
 
@@ -317,8 +317,8 @@ forward_row(const bfloat16* x_memory, const bfloat16* weight, const bfloat16* se
     bfloat16* __restrict__ out, float* __restrict__ saved_mean, ForwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  const Pitched<bfloat16> x{x_memory, sizes.x_pitch};
-  const Pitched<bfloat16> second{second_memory, sizes.second_pitch};
+  const Pitched<const bfloat16> x{x_memory, sizes.x_pitch};
+  const Pitched<const bfloat16> second{second_memory, sizes.second_pitch};
   constexpr int kLanes = 8, kPacks = 4;
   __shared__ float cells[2][8];
   int turn = 0;
@@ -430,8 +430,8 @@ backward_row(const bfloat16* d_out, const bfloat16* second_memory, const bfloat1
     bfloat16* __restrict__ d_second, Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  const Pitched<bfloat16> second{second_memory, sizes.second_pitch};
-  const Pitched<bfloat16> x{x_memory, sizes.x_pitch};
+  const Pitched<const bfloat16> second{second_memory, sizes.second_pitch};
+  const Pitched<const bfloat16> x{x_memory, sizes.x_pitch};
   constexpr int kLanes = 8, kPacks = 1;
   __shared__ float cells[2][8];
   int turn = 0;

@@ -114,27 +114,27 @@ struct Pitch {
 // the end of a run.
 template <typename T>
 struct Pitched {
-  const T* from;
+  T* from;
   Pitch pitch;
   Index at = 0;
   template <typename Offset>
   __device__ __forceinline__ Pitched operator+(Offset offset) const {
     return {from, pitch, at + static_cast<Index>(offset)};
   }
-  __device__ __forceinline__ const T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
+  __device__ __forceinline__ T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
   template <typename Offset>
-  __device__ __forceinline__ T operator[](Offset offset) const {
+  __device__ __forceinline__ T& operator[](Offset offset) const {
     return *(*this + offset).here();
   }
 };
 
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load(Pitched<T> from) {
+__device__ __forceinline__ Pack<T, N> load(Pitched<const T> from) {
   return load<N>(from.here());
 }
 
 template <int N, typename T>
-__device__ __forceinline__ void send(Pack<T, N>* to, Pitched<T> from) {
+__device__ __forceinline__ void send(Pack<T, N>* to, Pitched<const T> from) {
   send(to, from.here());
 }
 
@@ -273,7 +273,7 @@ __device__ __forceinline__ void forward_column_values(const float x, const float
 __global__ void __launch_bounds__(256, 2)
 forward_column(const float* __restrict__ x_memory, const float* __restrict__ weight,
     const float* __restrict__ bias, float* __restrict__ out, ForwardSizes sizes, Size across, Index tiles) {
-  const Pitched<float> x{x_memory, sizes.x_pitch};
+  const Pitched<const float> x{x_memory, sizes.x_pitch};
   constexpr int kLanes = 4, kPacks = 8;
   __shared__ float cells[3072], totals[192];
   const Index length = sizes.middle.value, behind = sizes.inner.value;

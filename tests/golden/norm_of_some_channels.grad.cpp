@@ -171,16 +171,16 @@ struct Pitch {
 // the end of a run.
 template <typename T>
 struct Pitched {
-  const T* from;
+  T* from;
   Pitch pitch;
   Index at = 0;
   template <typename Offset>
   inline Pitched operator+(Offset offset) const {
     return {from, pitch, at + static_cast<Index>(offset)};
   }
-  inline const T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
+  inline T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
   template <typename Offset>
-  inline T operator[](Offset offset) const {
+  inline T& operator[](Offset offset) const {
     return *(*this + offset).here();
   }
 };
@@ -387,7 +387,7 @@ static inline __attribute__((always_inline)) void forward_column_row_values(cons
 static void forward_column(const float* __restrict__ x_memory, const float* __restrict__ weight,
     const float* __restrict__ bias, float* __restrict__ out, float* __restrict__ saved_mean,
     float* __restrict__ saved_variance, const ForwardSizes sizes, int threads) {
-  const Pitched<float> x{x_memory, sizes.x_pitch};
+  const Pitched<const float> x{x_memory, sizes.x_pitch};
   expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   expect(saved_mean, sizes.outer.value * sizes.inner.value);
   expect(saved_variance, sizes.outer.value * sizes.inner.value);
@@ -513,7 +513,7 @@ static void backward_column(const float* __restrict__ d_out, const float* __rest
     const float* __restrict__ saved_variance, float* __restrict__ d_x, Sum* __restrict__ total_partials,
     Sum* __restrict__ total_2_partials, const BackwardSizes sizes, int threads) {
   const float count_of_middle_value = static_cast<float>(sizes.middle.value);
-  const Pitched<float> x{x_memory, sizes.x_pitch};
+  const Pitched<const float> x{x_memory, sizes.x_pitch};
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
   const Index side = columns_together(above, length, beside), blocks = blocks_of(above, length, beside),

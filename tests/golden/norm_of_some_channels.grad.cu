@@ -114,27 +114,27 @@ struct Pitch {
 // the end of a run.
 template <typename T>
 struct Pitched {
-  const T* from;
+  T* from;
   Pitch pitch;
   Index at = 0;
   template <typename Offset>
   __device__ __forceinline__ Pitched operator+(Offset offset) const {
     return {from, pitch, at + static_cast<Index>(offset)};
   }
-  __device__ __forceinline__ const T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
+  __device__ __forceinline__ T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
   template <typename Offset>
-  __device__ __forceinline__ T operator[](Offset offset) const {
+  __device__ __forceinline__ T& operator[](Offset offset) const {
     return *(*this + offset).here();
   }
 };
 
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load(Pitched<T> from) {
+__device__ __forceinline__ Pack<T, N> load(Pitched<const T> from) {
   return load<N>(from.here());
 }
 
 template <int N, typename T>
-__device__ __forceinline__ void send(Pack<T, N>* to, Pitched<T> from) {
+__device__ __forceinline__ void send(Pack<T, N>* to, Pitched<const T> from) {
   send(to, from.here());
 }
 
@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(256, 2)
 forward_column(const float* __restrict__ x_memory, const float* __restrict__ weight,
     const float* __restrict__ bias, float* __restrict__ out, float* __restrict__ saved_mean,
     float* __restrict__ saved_variance, ForwardSizes sizes, Size across, Index tiles) {
-  const Pitched<float> x{x_memory, sizes.x_pitch};
+  const Pitched<const float> x{x_memory, sizes.x_pitch};
   constexpr int kLanes = 4, kPacks = 8;
   __shared__ float cells[3072], totals[192];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
@@ -457,7 +457,7 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
     Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
     Size across, Index tiles) {
   const float count_of_middle_value = static_cast<float>(sizes.middle.value);
-  const Pitched<float> x{x_memory, sizes.x_pitch};
+  const Pitched<const float> x{x_memory, sizes.x_pitch};
   constexpr int kLanes = 4, kPacks = 4;
   __shared__ float cells[2048], totals[128];
   const Index length = sizes.middle.value, behind = sizes.inner.value;

@@ -184,16 +184,16 @@ struct Pitch {
 // the end of a run.
 template <typename T>
 struct Pitched {
-  const T* from;
+  T* from;
   Pitch pitch;
   Index at = 0;
   template <typename Offset>
   inline Pitched operator+(Offset offset) const {
     return {from, pitch, at + static_cast<Index>(offset)};
   }
-  inline const T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
+  inline T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
   template <typename Offset>
-  inline T operator[](Offset offset) const {
+  inline T& operator[](Offset offset) const {
     return *(*this + offset).here();
   }
 };
@@ -278,7 +278,7 @@ static inline __attribute__((always_inline)) void forward_inner_values(const flo
 
 static void forward_inner(const float* __restrict__ x_memory, const float* __restrict__ bias,
     Sum* __restrict__ total_partials, const ForwardSizes sizes, int threads) {
-  const Pitched<float> x{x_memory, sizes.x_pitch};
+  const Pitched<const float> x{x_memory, sizes.x_pitch};
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
@@ -366,7 +366,7 @@ static void backward_inner(const float* __restrict__ d_out, const float* __restr
     const float* __restrict__ bias, float* __restrict__ d_x, Sum* __restrict__ total_partials,
     const BackwardSizes sizes, int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  const Pitched<float> x{x_memory, sizes.x_pitch};
+  const Pitched<const float> x{x_memory, sizes.x_pitch};
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);

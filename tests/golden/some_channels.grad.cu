@@ -104,22 +104,22 @@ struct Pitch {
 // the end of a run.
 template <typename T>
 struct Pitched {
-  const T* from;
+  T* from;
   Pitch pitch;
   Index at = 0;
   template <typename Offset>
   __device__ __forceinline__ Pitched operator+(Offset offset) const {
     return {from, pitch, at + static_cast<Index>(offset)};
   }
-  __device__ __forceinline__ const T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
+  __device__ __forceinline__ T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
   template <typename Offset>
-  __device__ __forceinline__ T operator[](Offset offset) const {
+  __device__ __forceinline__ T& operator[](Offset offset) const {
     return *(*this + offset).here();
   }
 };
 
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load(Pitched<T> from) {
+__device__ __forceinline__ Pack<T, N> load(Pitched<const T> from) {
   return load<N>(from.here());
 }
 
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(256, 4)
 forward_row(const float* x_memory, const float* bias, float* __restrict__ out, ForwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  const Pitched<float> x{x_memory, sizes.x_pitch};
+  const Pitched<const float> x{x_memory, sizes.x_pitch};
   constexpr int kLanes = 4, kPacks = 4;
   __shared__ float cells[2][8];
   int turn = 0;
@@ -326,7 +326,7 @@ backward_inner(const float* d_out, const float* x_memory, const float* bias, flo
     Index piece_length) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  const Pitched<float> x{x_memory, sizes.x_pitch};
+  const Pitched<const float> x{x_memory, sizes.x_pitch};
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
