@@ -189,7 +189,7 @@ def _stored(views: Sequence[EntryView]) -> set[str]:
     """The types of what is passed, of what kernels leave each other, and of what is rounded to."""
     found = {view.type(buffer) for view in views for buffer in view.arguments}
     for kernel in (k for view in views for k in view.kernels):
-        found |= {kernel.type(buffer) for buffer in kernel.buffers}
+        found |= {kernel.type(buffer) for buffer in kernel.kernel.buffers}
         nodes = ir.topological(kernel.expressions)
         found |= {STORAGE[ir.CASTS[n.op]] for n in nodes if n.op in ir.CASTS}
     return found
@@ -229,10 +229,11 @@ class EntryView:
         """What tells the gaps of pieces, and one of those."""
         return {p.pitch: p for p in self.pieces if p.pitch}
 
-    def behind(self, piece: Piece, size: str) -> str:
-        """How many elements a piece has without a gap, where a group's size is written so."""
+    def run_of(self, piece: Piece) -> str:
+        """How many elements a piece has before a gap, as the sizes among the arguments tell."""
+        first = len(self.arguments) + 1
         groups = [g for g, axes in enumerate(self.grouping.axes) if set(axes) & set(piece.behind)]
-        return " * ".join(size.format(self.grouping.names[g], g) for g in groups) or "1"
+        return " * ".join(f"a[{first + g}]" for g in groups) or "1"
 
     @property
     def pointers(self) -> list[tuple[int, Buffer]]:

@@ -12,7 +12,7 @@ from fusegen.dealing import dealt_out
 from fusegen.grouping import Grouping, ordered
 from fusegen.guarding import guarded
 from fusegen.ir import Expr, Graph
-from fusegen.kernel import Buffer, Entry, input_buffers
+from fusegen.kernel import Buffer, Entry, Gaps, input_buffers
 from fusegen.lower import remarked
 from fusegen.narrow import narrow_type, narrowed, shorter
 from fusegen.ops import Chain
@@ -37,8 +37,8 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     rows = [rows for name, rows in signature.rows if name == program.name]
     held = [found for r in rows if (found := _held(r, program, grouping)) is not None]
     target = TARGETS[signature.target]
-    pitches = {name: f"{name}_pitch" for entry, name in signature.gaps if entry == program.name}
-    pitches |= {p.name: p.pitch for p in program.pieces}
+    gaps = {n: Gaps(f"{n}_pitch") for entry, n in signature.gaps if entry == program.name}
+    gaps |= {p.name: _gaps(p, grouping) for p in program.pieces if p.pitch}
     kernels = schedule(
         graph,
         dtypes,
@@ -52,7 +52,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         is_exact=is_exact,
         has_strips=program.name in signature.strips,
         has_columns=signature.has_columns,
-        pitches=pitches,
+        gaps=gaps,
         reads_places=not target.is_flat,
     )
     kernels = shortened(kernels)
@@ -68,7 +68,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         if is_short:
             kernels = with_inverses(kernels)
         kernels = guarded(kernels, target) if compute == "float" else kernels
-    arguments = list(input_buffers(graph, dtypes, pitches).values())
+    arguments = list(input_buffers(graph, dtypes, gaps).values())
     arguments += [
         Buffer(name, dtypes[name], ordered(expr.extent), "output") for name, expr in graph.outputs
     ]
@@ -79,13 +79,19 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     return Entry(program.name, kernels, whole, grouping, compute, alike, program.pieces)
 
 
+def _gaps(piece: Piece, grouping: Grouping) -> Gaps:
+    """Those of a piece, with the groups of what lies behind it."""
+    run = (g for g, axes in enumerate(grouping.axes) if not set(piece.behind).isdisjoint(axes))
+    return Gaps(piece.pitch, tuple(run))
+
+
 def _whole(buffers: Iterable[Buffer], pieces: Mapping[str, Piece]) -> tuple[Buffer, ...]:
     """The tensors that a call passes, where some of these are pieces of them."""
     found: dict[str, Buffer] = {}
     for buffer in buffers:
         piece = pieces.get(buffer.name)
         if piece is not None:
-            buffer = replace(buffer, name=piece.of, pitch="", pieces=piece.count)
+            buffer = replace(buffer, name=piece.of, gaps=None, pieces=piece.count)
         found[buffer.name] = buffer
     return tuple(found.values())
 

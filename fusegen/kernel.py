@@ -29,6 +29,14 @@ Role = Literal["input", "output", "scratch", "position"]
 
 
 @dataclass(frozen=True)
+class Gaps:
+    """What tells a tensor's gaps, and the groups that make a run between two, where some do."""
+
+    pitch: str
+    run: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Buffer:
     """A tensor in memory: dense, its groups in memory order; strided along windows where it
     varies within them.
@@ -38,14 +46,14 @@ class Buffer:
     dtype: str
     extent: tuple[int, ...]
     role: Role
-    pitch: str = ""  # what tells its gaps, all of a size, between runs of one length, if it has any
+    gaps: Gaps | None = None  # all of a size, between runs of one length
     at: tuple[tuple[int, int], ...] = ()  # (group, the one index along it, or from its end)
     pieces: int = 1  # how many such there are of it, one behind the other
 
     @property
     def has_gaps(self) -> bool:
         """Whether it is dense but for gaps."""
-        return bool(self.pitch)
+        return self.gaps is not None
 
     @property
     def varying(self) -> tuple[int, ...]:
@@ -170,13 +178,11 @@ class Entry:
 
 
 def input_buffers(
-    graph: Graph, dtypes: Mapping[str, str], pitches: Mapping[str, str]
+    graph: Graph, dtypes: Mapping[str, str], gaps: Mapping[str, Gaps]
 ) -> dict[Expr, Buffer]:
-    """The buffers of a collapsed graph's inputs; pitches has what tells the gaps of those that have
-    some.
-    """
+    """The buffers of a collapsed graph's inputs, with their gaps, if they have some."""
     named = {leaf: ir.name_of(leaf) for leaf in graph.inputs}
     return {
-        leaf: Buffer(name, dtypes[name], ordered(leaf.extent), "input", pitches.get(name, ""))
+        leaf: Buffer(name, dtypes[name], ordered(leaf.extent), "input", gaps.get(name))
         for leaf, name in named.items()
     }

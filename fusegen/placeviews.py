@@ -205,6 +205,14 @@ class PlacedView(PassingView):
         return "row * length" + self._offset
 
     @property
+    def in_rows(self) -> list[Read]:
+        """The tensors in pieces of which each row is one, where a block goes from row to row."""
+        if self.family != "row" or self.is_team or self.is_dealt:
+            return []
+        found = [(r, r.buffer.gaps) for r in self.full_reads + self.element_stores]
+        return [r for r, gaps in found if gaps and gaps.run == self.kernel.reduced]
+
+    @property
     def is_dealt(self) -> bool:
         """Whether they are found one by one, as rows are dealt out over memory."""
         return self.kernel.is_dealt

@@ -128,6 +128,9 @@ def _tier_of(
     )
     if tier is None:
         return None
+    if widest == _NARROW_BYTES and any(p.pieces for p in programs):
+        # Beside its sums by column, a thread has what it computes of several pieces.
+        tier = replace(tier, summing_elements=min(tier.summing_elements, max(tier.lanes, 4)))
     is_whole = has_stretches and stretch % tier.lanes == 0
     tier = replace(tier, asks_again=asked > 0, has_whole_stretches=is_whole, at_use=at_use)
     tier = replace(tier, alike=alike_of(programs, axes, bound, order))

@@ -22,7 +22,7 @@ from fusegen.flatwise import take_flat
 from fusegen.grouping import ordered
 from fusegen.hoisting import shared
 from fusegen.ir import Expr, Extent, Graph
-from fusegen.kernel import Buffer, Family, Kernel, input_buffers
+from fusegen.kernel import Buffer, Family, Gaps, Kernel, input_buffers
 from fusegen.lower import Mark, remarked
 from fusegen.rowaxes import domain_of, reduces_at_once
 from fusegen.rowwise import rowwise_kernel
@@ -78,7 +78,7 @@ def schedule(
     is_exact: bool = False,
     has_strips: bool = False,
     has_columns: bool = False,
-    pitches: Mapping[str, str] | None = None,
+    gaps: Mapping[str, Gaps] | None = None,
     reads_places: bool = False,
 ) -> tuple[Kernel, ...]:
     """The kernels that compute a collapsed graph's outputs, in launch order.
@@ -90,11 +90,11 @@ def schedule(
     each, over many blocks. is_sliding says that windows are no tiles, is_exact that a value must be
     the same to the last bit in whatever kernel it is computed, has_strips that what reductions take
     lies in short runs, far from each other, has_columns that packs are whole down columns; the
-    tensors in pitches are dense but for gaps, reads_places that what is selected is read where it
+    tensors with gaps are dense but for those, reads_places that what is selected is read where it
     is.
     """
     verify(graph)
-    leaves = input_buffers(graph, dtypes, pitches or {})
+    leaves = input_buffers(graph, dtypes, gaps or {})
     outputs = dict(graph.outputs)
     marks = tuple(marks)
     nodes = [*outputs.values(), *(m.node for m in marks)]
@@ -102,7 +102,7 @@ def schedule(
     # No value is called as a function that the lines may call, such as maximum.
     state.taken |= {*dtypes, *(node.op for node in ir.topological(graph.roots))}
     state.is_sliding, state.is_exact, state.has_columns = is_sliding, is_exact, has_columns
-    state.pitches = pitches or {}
+    state.gaps = gaps or {}
     images = without_ends_of_gradients(nodes)
     images = read_at_places(state, images) if reads_places else images
     images = positions_as_numbers(state, apart(means_as_sums(images), pooled))

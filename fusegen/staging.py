@@ -14,7 +14,7 @@ from fusegen import ir
 from fusegen.grouping import ordered
 from fusegen.hoisting import shared
 from fusegen.ir import Expr, Extent
-from fusegen.kernel import Buffer, Kernel, Reduction
+from fusegen.kernel import Buffer, Gaps, Kernel, Reduction
 from fusegen.lower import Mark, remarked
 from fusegen.ways import Strips
 
@@ -37,7 +37,7 @@ class Pass:
     strips: Strips | None = None
     underway: tuple[Expr, ...] = ()  # reductions that kernels to come next are made for
     passing: dict[str, Buffer] = field(default_factory=dict)  # pending, but no output
-    pitches: Mapping[str, str] = field(default_factory=dict)  # of tensors with gaps
+    gaps: Mapping[str, Gaps] = field(default_factory=dict)  # of the tensors that have some
 
     def fresh(self, stem: str) -> str:
         """stem, or stem_2, stem_3 ...: a name not used before in this graph."""
@@ -111,8 +111,8 @@ class Pass:
     def output(self, name: str, expr: Expr) -> Buffer:
         if name in self.passing:
             return self.passing[name]
-        pitch = self.pitches.get(name, "")
-        return Buffer(name, self.dtypes[name], ordered(expr.extent), "output", pitch)
+        gaps = self.gaps.get(name)
+        return Buffer(name, self.dtypes[name], ordered(expr.extent), "output", gaps)
 
     def eased(self, exprs: Iterable[Expr], unknown: Collection[Expr], domain: Extent) -> list[Expr]:
         """Expressions of elements and what is still unknown of their rows, in an order of

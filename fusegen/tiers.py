@@ -115,7 +115,6 @@ MOST_BLOCKS = 160  # of a team
 WORDS = 64  # registers of a thread for what it holds, half of what 512 threads may have
 _SUM_BYTES, USUAL_SUMS = 4, 16  # of a sum by column, and how many a thread has where few fit
 _MOST_DEAR = 24  # sums by column of a thread, beside what it computes of a row and keeps
-_MANY_GRADIENTS = 4  # of as many a short row's thread has what takes a word for each element
 _FEW_WORDS = 16  # of a thread that has 1,023 beside it, and as many sums to keep
 MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share, where a device has as many
 _STRETCH_BYTES = 24 << 10  # of those, for sums of stretches
@@ -310,7 +309,7 @@ def _tier_of(
         is_apart = is_narrow and (lanes > 1 or longest <= SHORT)
         held_words = forward_words if is_apart else words
         if longest <= SHORT and not has_stretches:
-            each = most // held_words, most // (words + (gradients >= _MANY_GRADIENTS))
+            each = most // held_words, most // words
             elements, summing = short_shares(
                 length, lanes, each, is_narrow=is_narrow, is_shifted=is_shifted
             )

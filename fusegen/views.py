@@ -188,9 +188,9 @@ class KernelView(Indexing):
         return tensors + [s.partials for s in self.left]
 
     @property
-    def buffers(self) -> list[Buffer]:
-        """Every tensor with an element type of its own (partials have an accumulator's)."""
-        return self.kernel.buffers
+    def in_rows(self) -> list[Read]:
+        """The tensors in pieces of which each row is one."""
+        return []
 
     def type(self, buffer: Buffer) -> str:
         """A buffer's element type in memory."""

@@ -522,18 +522,15 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const bool is_measuring = a[5] == -1;
   if (!is_measuring && ((a[0] | a[1] | a[2] | a[3] | a[4]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
-  const int64_t size_outer = a[6];
-  const int64_t size_inner = a[7];
-  const BackwardSizes sizes{ size_of(a[6]), size_of(a[7]), { size_of(size_inner),
-      static_cast<Index>(1 * size_inner)} };
-  auto* const x_at_0 = x + 0 * size_inner;
-  auto* const x_at_1 = x + 1 * size_inner;
-  auto* const b_operand_at_0 = b_operand + 0 * size_inner;
-  auto* const b_operand_at_1 = b_operand + 1 * size_inner;
-  auto* const d_x_at_0 = d_x + 0 * size_inner;
-  auto* const d_x_at_1 = d_x + 1 * size_inner;
-  auto* const d_b_operand_at_0 = d_b_operand + 0 * size_inner;
-  auto* const d_b_operand_at_1 = d_b_operand + 1 * size_inner;
+  const BackwardSizes sizes{ size_of(a[6]), size_of(a[7]), { size_of(a[7]), static_cast<Index>(1 * a[7])} };
+  auto* const x_at_0 = x + 0 * a[7];
+  auto* const x_at_1 = x + 1 * a[7];
+  auto* const b_operand_at_0 = b_operand + 0 * a[7];
+  auto* const b_operand_at_1 = b_operand + 1 * a[7];
+  auto* const d_x_at_0 = d_x + 0 * a[7];
+  auto* const d_x_at_1 = d_x + 1 * a[7];
+  auto* const d_b_operand_at_0 = d_b_operand + 0 * a[7];
+  auto* const d_b_operand_at_1 = d_b_operand + 1 * a[7];
   const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
   const int device = static_cast<int>(a[8]);
   const DeviceGuard guard(device);

@@ -283,8 +283,6 @@ forward_row(const bfloat16* x_at_1_memory, const bfloat16* x_at_0_memory, const 
     bfloat16* __restrict__ out, ForwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  const Pitched<const bfloat16> x_at_1{x_at_1_memory, sizes.pieces_1_pitch};
-  const Pitched<const bfloat16> x_at_0{x_at_0_memory, sizes.pieces_1_pitch};
   constexpr int kLanes = 8, kPacks = 2;
   __shared__ float cells[2][8];
   int turn = 0;
@@ -299,6 +297,8 @@ forward_row(const bfloat16* x_at_1_memory, const bfloat16* x_at_0_memory, const 
   const auto send_row = [&](Index first) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    [[maybe_unused]] const bfloat16* const x_at_1 = x_at_1_memory + row * sizes.pieces_1_pitch.gap;
+    [[maybe_unused]] const bfloat16* const x_at_0 = x_at_0_memory + row * sizes.pieces_1_pitch.gap;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -315,6 +315,8 @@ forward_row(const bfloat16* x_at_1_memory, const bfloat16* x_at_0_memory, const 
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    [[maybe_unused]] const bfloat16* const x_at_1 = x_at_1_memory + row * sizes.pieces_1_pitch.gap;
+    [[maybe_unused]] const bfloat16* const x_at_0 = x_at_0_memory + row * sizes.pieces_1_pitch.gap;
     Pack<bfloat16, kLanes> x_at_1_in[kPacks];
     Pack<bfloat16, kLanes> x_at_0_in[kPacks];
     wait_for_sent<1>();
@@ -467,12 +469,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const bool is_measuring = a[3] == -1;
   if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
-  const int64_t size_outer = a[4];
-  const int64_t size_inner = a[5];
-  const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]), { size_of(size_inner),
-      static_cast<Index>(1 * size_inner)} };
-  auto* const x_at_0 = x + 0 * size_inner;
-  auto* const x_at_1 = x + 1 * size_inner;
+  const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]), { size_of(a[5]), static_cast<Index>(1 * a[5])} };
+  auto* const x_at_0 = x + 0 * a[5];
+  auto* const x_at_1 = x + 1 * a[5];
   const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
   const int device = static_cast<int>(a[6]);
   const DeviceGuard guard(device);

@@ -339,8 +339,6 @@ forward_row(const bfloat16* x_at_1_memory, const bfloat16* x_at_0_memory, const 
     bfloat16* __restrict__ out, float* __restrict__ saved_mean, ForwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  const Pitched<const bfloat16> x_at_1{x_at_1_memory, sizes.pieces_1_pitch};
-  const Pitched<const bfloat16> x_at_0{x_at_0_memory, sizes.pieces_1_pitch};
   constexpr int kLanes = 8, kPacks = 2;
   __shared__ float cells[2][8];
   int turn = 0;
@@ -355,6 +353,8 @@ forward_row(const bfloat16* x_at_1_memory, const bfloat16* x_at_0_memory, const 
   const auto send_row = [&](Index first) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    [[maybe_unused]] const bfloat16* const x_at_1 = x_at_1_memory + row * sizes.pieces_1_pitch.gap;
+    [[maybe_unused]] const bfloat16* const x_at_0 = x_at_0_memory + row * sizes.pieces_1_pitch.gap;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -371,6 +371,8 @@ forward_row(const bfloat16* x_at_1_memory, const bfloat16* x_at_0_memory, const 
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    [[maybe_unused]] const bfloat16* const x_at_1 = x_at_1_memory + row * sizes.pieces_1_pitch.gap;
+    [[maybe_unused]] const bfloat16* const x_at_0 = x_at_0_memory + row * sizes.pieces_1_pitch.gap;
     const Index outer = row;
     Pack<bfloat16, kLanes> x_at_1_in[kPacks];
     Pack<bfloat16, kLanes> x_at_0_in[kPacks];
@@ -487,11 +489,7 @@ backward_row(const bfloat16* d_out, const bfloat16* weight, const bfloat16* x_at
     bfloat16* __restrict__ d_x_at_1_memory, Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  const Pitched<const bfloat16> x_at_1{x_at_1_memory, sizes.pieces_1_pitch};
-  const Pitched<const bfloat16> x_at_0{x_at_0_memory, sizes.pieces_1_pitch};
-  const Pitched<bfloat16> d_x_at_0{d_x_at_0_memory, sizes.pieces_1_pitch};
-  const Pitched<bfloat16> d_x_at_1{d_x_at_1_memory, sizes.pieces_1_pitch};
-  constexpr int kLanes = 8, kPacks = 2;
+  constexpr int kLanes = 8, kPacks = 1;
   __shared__ float cells[2][8];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -499,8 +497,8 @@ backward_row(const bfloat16* d_out, const bfloat16* weight, const bfloat16* x_at
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   Sum<float> total_sum[kPacks][kLanes];
   auto* const d_out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
-  auto* const x_at_1_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 512) + thread;
-  auto* const x_at_0_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 1024) + thread;
+  auto* const x_at_1_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 256) + thread;
+  auto* const x_at_0_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 512) + thread;
   Pack<bfloat16, kLanes> weight_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
@@ -514,13 +512,17 @@ backward_row(const bfloat16* d_out, const bfloat16* weight, const bfloat16* x_at
   const auto send_row = [&](Index first) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    [[maybe_unused]] const bfloat16* const x_at_1 = x_at_1_memory + row * sizes.pieces_1_pitch.gap;
+    [[maybe_unused]] const bfloat16* const x_at_0 = x_at_0_memory + row * sizes.pieces_1_pitch.gap;
+    [[maybe_unused]] bfloat16* const d_x_at_0 = d_x_at_0_memory + row * sizes.pieces_1_pitch.gap;
+    [[maybe_unused]] bfloat16* const d_x_at_1 = d_x_at_1_memory + row * sizes.pieces_1_pitch.gap;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&d_out_next[slot * 1536 + p * 256], d_out + (base + i));
-      if (is_here) send(&x_at_1_next[slot * 1536 + p * 256], x_at_1 + (base + i));
-      if (is_here) send(&x_at_0_next[slot * 1536 + p * 256], x_at_0 + (base + i));
+      if (is_here) send(&d_out_next[slot * 768 + p * 256], d_out + (base + i));
+      if (is_here) send(&x_at_1_next[slot * 768 + p * 256], x_at_1 + (base + i));
+      if (is_here) send(&x_at_0_next[slot * 768 + p * 256], x_at_0 + (base + i));
     }
     send_off();
     const Index outer = row;
@@ -534,15 +536,19 @@ backward_row(const bfloat16* d_out, const bfloat16* weight, const bfloat16* x_at
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    [[maybe_unused]] const bfloat16* const x_at_1 = x_at_1_memory + row * sizes.pieces_1_pitch.gap;
+    [[maybe_unused]] const bfloat16* const x_at_0 = x_at_0_memory + row * sizes.pieces_1_pitch.gap;
+    [[maybe_unused]] bfloat16* const d_x_at_0 = d_x_at_0_memory + row * sizes.pieces_1_pitch.gap;
+    [[maybe_unused]] bfloat16* const d_x_at_1 = d_x_at_1_memory + row * sizes.pieces_1_pitch.gap;
     Pack<bfloat16, kLanes> d_out_in[kPacks];
     Pack<bfloat16, kLanes> x_at_1_in[kPacks];
     Pack<bfloat16, kLanes> x_at_0_in[kPacks];
     wait_for_sent<1>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      d_out_in[p] = d_out_next[slot * 1536 + p * 256];
-      x_at_1_in[p] = x_at_1_next[slot * 1536 + p * 256];
-      x_at_0_in[p] = x_at_0_next[slot * 1536 + p * 256];
+      d_out_in[p] = d_out_next[slot * 768 + p * 256];
+      x_at_1_in[p] = x_at_1_next[slot * 768 + p * 256];
+      x_at_0_in[p] = x_at_0_next[slot * 768 + p * 256];
     }
     const float saved_mean_value = saved_mean_ahead[0];
     saved_mean_ahead[0] = saved_mean_ahead[1];
@@ -753,12 +759,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const bool is_measuring = a[4] == -1;
   if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const int64_t size_outer = a[5];
-  const int64_t size_inner = a[6];
-  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]), { size_of(size_inner),
-      static_cast<Index>(1 * size_inner)} };
-  auto* const x_at_0 = x + 0 * size_inner;
-  auto* const x_at_1 = x + 1 * size_inner;
+  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]), { size_of(a[6]), static_cast<Index>(1 * a[6])} };
+  auto* const x_at_0 = x + 0 * a[6];
+  auto* const x_at_1 = x + 1 * a[6];
   const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
   const int device = static_cast<int>(a[7]);
   const DeviceGuard guard(device);
@@ -788,29 +791,26 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const bool is_measuring = a[6] == -1;
   if (!is_measuring && ((a[0] | a[1] | a[3] | a[4]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
-  const int64_t size_outer = a[7];
-  const int64_t size_inner = a[8];
-  const BackwardSizes sizes{ size_of(a[7]), size_of(a[8]), { size_of(size_inner),
-      static_cast<Index>(1 * size_inner)} };
-  auto* const x_at_0 = x + 0 * size_inner;
-  auto* const x_at_1 = x + 1 * size_inner;
-  auto* const d_x_at_0 = d_x + 0 * size_inner;
-  auto* const d_x_at_1 = d_x + 1 * size_inner;
+  const BackwardSizes sizes{ size_of(a[7]), size_of(a[8]), { size_of(a[8]), static_cast<Index>(1 * a[8])} };
+  auto* const x_at_0 = x + 0 * a[8];
+  auto* const x_at_1 = x + 1 * a[8];
+  auto* const d_x_at_0 = d_x + 0 * a[8];
+  auto* const d_x_at_1 = d_x + 1 * a[8];
   const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
   const int device = static_cast<int>(a[9]);
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 16), 256);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 8), 256);
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 49152, 49152,
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 24576, 24576,
       device);
   const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
   const int64_t total_partials_slots = backward_row_slots;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 49152, stream, d_out,
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 24576, stream, d_out,
         weight, x_at_1, x_at_0, saved_mean, d_x_at_0, d_x_at_1, total_partials, sizes);
   }
   {
