@@ -70,6 +70,20 @@ def test_sources_compile_without_a_warning_or_a_spill(batch: int, tmp_path: Path
     assert_compiles({name: (GOLDEN / name).read_text() for name in names}, tmp_path)
 
 
+def test_each_of_several_maxima_begins_at_minus_infinity(tmp_path: Path) -> None:
+    text = (
+        "keep(y) | amax(1, keepdim=True) | keep(a) | recall(y) | neg | amax(1, keepdim=True)"
+        " | mul(a)"
+    )
+    source, ptx = tmp_path / "maxima.cu", tmp_path / "maxima.ptx"
+    source.write_text(fusegen.compile(text).source("cuda", shape=(5, 7, 96)))
+    command = [str(toolchain.nvcc_path()), "-ptx", "-arch=sm_90", *toolchain.FLAGS["cuda"].nvcc]
+    subprocess.run([*command, "-o", str(ptx), str(source)], check=True)
+    begun = re.findall(r"mov\.f32\s+%f\d+, (0f\w+);", ptx.read_text())
+    assert begun
+    assert set(begun) == {"0fFF800000"}
+
+
 _CHANNELS = "mul_channel(p) | instance_norm | clamp(-1, 1) | mul_channel(p) | max(1)"
 _GROUPS = "keep(y) | group_norm(16, w, b) | tanh | hardswish | add(y) | logsumexp(1)"
 _ROWS, _IMAGES, _LAST = (8192, 8192), (32, 64, 112, 112), "channels_last"

@@ -159,11 +159,13 @@ struct Moments {
   __device__ T variance() const { return distances() / count; }
 };
 
-// The first maximum and where it stands; a NaN beats every number, as in torch.
+// The first maximum and where it stands; a NaN beats every number, as in torch. It begins as its constructor says, and not
+// its members, for nvcc 13.0 does not heed those of arrays of arrays.
 template <typename T>
 struct Maximum {
-  T best = 0;
-  int at = -1;
+  T best;
+  int at;
+  __device__ Maximum() : best(0), at(-1) {}
   __device__ void add(T value, int position) {
     if (at < 0 || value > best || value != value) best = value, at = position;
   }

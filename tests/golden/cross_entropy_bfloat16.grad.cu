@@ -88,10 +88,12 @@ __device__ __forceinline__ float narrow_div(float a, float b) {
   return result;
 }
 
-// The largest number; a NaN beats every number, as in torch.
+// The largest number; a NaN beats every number, as in torch. It begins as its constructor says: of an array of arrays, nvcc
+// 13.0 gives no more than the first of them what a member's initializer says.
 template <typename T>
 struct Peak {
-  T best = static_cast<T>(-INFINITY);
+  T best;
+  __device__ Peak() : best(static_cast<T>(-INFINITY)) {}
   __device__ void add(T value) { best = maximum(value, best); }
   __device__ void add_if(bool is_here, T value) { add(is_here ? value : best); }
   template <typename U>
