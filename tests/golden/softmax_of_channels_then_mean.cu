@@ -58,7 +58,7 @@ __device__ __forceinline__ float exp2_flushed(float x) {
 template <typename T>
 struct Peak {
   T best;
-  __device__ Peak() : best(static_cast<T>(-INFINITY)) {}
+  __device__ Peak(T first = static_cast<T>(-INFINITY)) : best(first) {}
   __device__ void add(T value) { best = maximum(value, best); }
   __device__ void add_if(bool is_here, T value) { add(is_here ? value : best); }
   template <typename U>
