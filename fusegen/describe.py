@@ -185,7 +185,8 @@ def has_gradient(chain: Chain, operand: str) -> bool:
     of_losses = [p for s, p in chain.uses(operand) if s.definition and s.definition.is_loss]
     is_told = any(p.name.endswith("weight") or p.kind == "index" for p in of_losses)
     is_statistic = bool(_parameters(chain, operand) & {*RUNNING, COUNTER})
-    return chain.reads(operand) and not (is_told or is_statistic or is_mask(chain, operand))
+    is_told = is_told or operand in chain.typed
+    return not (is_told or is_statistic or is_mask(chain, operand))
 
 
 def is_positive(chain: Chain, operand: str) -> bool:

@@ -13,6 +13,10 @@ import fusegen
 from fusegen.fitting import holds_labels
 
 _TRAINED_NORM = "batch_norm(weight=weight, bias=bias, training=True)"
+_GATE = (
+    "unflatten(-1, (2, -1)) | keep(y) | select(-2, 0) | silu | keep(a) | recall(y)"
+    " | select(-2, 1) | mul(a)"
+)
 # chain, the shape of x, the operands' shapes
 FAMILIES = [
     ("leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu", (3, 5, 7, 9), [(5,)]),
@@ -44,6 +48,12 @@ FAMILIES = [
     # Elements down columns, where the last have two bytes.
     (f"{_TRAINED_NORM} | silu", (130, 24), [(24,)] * 2),
     ("sub(m) | mul(v) | add(b) | mul(w) | silu", (333, 1032), [(1032,)] * 4),
+    # In pieces: down columns, element by element, rows, long rows, and rows between channels.
+    (f"add(b) | {_GATE}", (333, 96), [(96,)]),
+    (f"{_GATE} | rms_norm(weight)", (37, 256), [(128,)]),
+    (f"layernorm(weight, bias) | {_GATE}", (37, 8192), [(8192,)] * 2),
+    (f"amax(0, keepdim=True) | {_GATE} | mean(-1)", (5, 7, 96), []),
+    ("unflatten(-1, (3, 2, -1)) | select(2, 0) | rms_norm(weight)", (2, 37, 192), [(32,)]),
     ("relu | mean((2, 3))", (9, 5, 7, 7), []),
     ("group_norm(2, weight, bias) | silu", (5, 64, 8, 8), [(64,), (64,)]),
     ("relu | max_pool2d(2) | mean((2, 3))", (2, 3, 120, 124), []),

@@ -8,6 +8,11 @@ import fusegen
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
+_GATE = (
+    "unflatten(-1, (2, -1)) | keep(y) | select(-2, 0) | silu | keep(gate) | recall(y) | "
+    "select(-2, 1) | mul(gate)"
+)
+
 # chain, the shape of x, the shapes of the operands
 CHAINS = [
     ("leaky_relu(0.2) | add(p) | clamp(-1, 1) | gelu", (4, 8, 3, 5, 6), [(8, 1, 1, 1)]),
@@ -20,12 +25,10 @@ CHAINS = [
     ("relu | add(p)", (4, 8, 7, 6), [(8, 1, 1)]),
     ("add(p) | clamp(0, 1) | mul(2) | clamp(0, 1) | div(2)", (4, 8, 7, 6), [(8, 1, 1)]),
     ("mish | mish", (4, 8, 7, 6), []),
-    (
-        "unflatten(-1, (2, -1)) | keep(y) | select(-2, 0) | silu | keep(gate) | recall(y) | "
-        "select(-2, 1) | mul(gate)",
-        (3, 5, 24),
-        [],
-    ),
+    (_GATE, (3, 5, 24), []),
+    (f"add(p) | {_GATE}", (3, 5, 64), [(64,)]),
+    (f"{_GATE} | rms_norm(weight)", (3, 5, 64), [(32,)]),
+    (f"layernorm(weight, bias) | {_GATE}", (3, 5, 64), [(64,), (64,)]),
     ("layernorm(weight, bias) | select(1, 0)", (3, 5, 24), [(24,), (24,)]),
     ("log_softmax(-1) | mul(t) | sum(-1) | neg | mean", (7, 50), [(7, 50)]),
     ("cross_entropy(target)", (3, 7, 6, 5), [(3, 6, 5)]),

@@ -57,6 +57,29 @@ CASES = [
         {},
         None,
     ),
+    (
+        f"batch_norm(weight=w, bias=b, training=True) | {GLU_OF_CHANNELS}",
+        (3, 32, 4, 5),
+        [(32,), (32,)],
+        {},
+        ("backward",),
+    ),
+    (f"layernorm(w, b, axis=1) | {GLU_OF_CHANNELS}", (3, 32, 5, 7), [(32,)] * 2, {}, None),
+    # A rotation, whose angles have gradients, and of three parts one.
+    (
+        f"{HALVES.format(dim=-1, at=-2)} | mul(sin) | keep(b) | recall(a) | mul(cos) | sub(b)",
+        (2, 3, 7, 64),
+        [(7, 32), (7, 32)],
+        {},
+        ("backward",),
+    ),
+    (
+        "unflatten(-1, (3, 2, -1)) | select(2, 0) | rms_norm(weight)",
+        (2, 7, 192),
+        [(32,)],
+        {},
+        ("backward",),
+    ),
     # Halves of no whole packs, and elements that alternate.
     (f"{GLU} | rms_norm(weight)", (9, 42), [(21,)], {}, ()),
     ("unflatten(-1, (-1, 2)) | select(-1, 1) | rms_norm", (9, 64), [], {}, ()),

@@ -10,11 +10,8 @@ Dropout is left out: eager draws other noise, so nothing could be compared. The 
 measures under other names (A, B, C, LN-channel) are not repeated.
 """
 
-from typing import Literal
-
-Shape = tuple[int, ...]
-Placement = int | Shape | Literal["labels"] | None
-Row = tuple[str, str, Shape, Shape, tuple[Placement, ...], tuple[float, float]]
+from fusegen.bench.transformers import ROWS as OF_TRANSFORMERS
+from fusegen.bench.transformers import Row
 
 _TRAINED_NORM = "batch_norm(running_mean, running_var, weight, bias, training=True)"
 _BATCH_NORM = "batch_norm(running_mean, running_var, weight, bias)"
@@ -301,16 +298,6 @@ ROWS: tuple[Row, ...] = (
         (None, -1, -1),
         (1.5, 3.5),
     ),
-    # Both halves of a projection: backward reads them and a gradient half as wide.
-    (
-        "swiglu",
-        "unflatten(-1, (2, -1)) | keep(y) | select(-2, 0) | silu | keep(gate) | recall(y) | "
-        "select(-2, 1) | mul(gate)",
-        (8192, 8192),
-        (512, 4096),
-        (),
-        (0.75, 2.0),
-    ),
     # Losses over a vocabulary: against other probabilities, and of how even these are.
     (
         "cross_entropy",
@@ -337,41 +324,6 @@ ROWS: tuple[Row, ...] = (
         (),
         (0.5, 1.5),
     ),
-    # The token by which a transformer of images tells them apart: x's gradient is zero elsewhere.
-    (
-        "layernorm-select",
-        "layernorm(weight, bias) | select(1, 0)",
-        (332, 197, 1024),
-        (10, 197, 1024),
-        (-1, -1),
-        (0.00508, 0.5102),
-    ),
-    # The residual stream of a transformer: the sum goes on beside what is normalised, and backward
-    # reads it and two gradients.
-    (
-        "residual-layernorm",
-        "add(residual) | give(sum) | layernorm(weight, bias)",
-        (8, 2048, 4096),
-        (1, 512, 4096),
-        (None, -1, -1),
-        (2.0, 4.0),
-    ),
-    (
-        "residual-rms_norm",
-        "add(residual) | give(sum) | rms_norm(weight)",
-        (8, 2048, 4096),
-        (1, 512, 4096),
-        (None, -1),
-        (2.0, 4.0),
-    ),
-    (
-        "rms_norm-silu-mul",
-        "rms_norm(weight) | silu | mul(second)",
-        (8, 2048, 4096),
-        (1, 512, 4096),
-        (-1, None),
-        (1.5, 4.0),
-    ),
     (
         "batch_norm-add-relu",
         f"{_BATCH_NORM} | add(residual) | relu",
@@ -380,6 +332,7 @@ ROWS: tuple[Row, ...] = (
         (1, 1, 1, 1, None),
         (1.5, 4.0),
     ),
+    *OF_TRANSFORMERS,
 )
 
 

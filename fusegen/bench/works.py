@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from fusegen.bench import practice
+from fusegen.bench.transformers import Placement
 from fusegen.errors import ArgumentError
 from fusegen.ops import nearest
 
@@ -21,7 +22,6 @@ HOST_MODES = ("forward", "forward, with grad", "forward+backward")
 
 Shape = tuple[int, ...]
 Figures = tuple[float, float]  # one a mode
-Placement = practice.Placement  # along an axis of x, as x, along all but x's classes, or apart
 _LABELS: tuple[Placement, ...] = ("labels",)
 
 
