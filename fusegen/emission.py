@@ -30,10 +30,10 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     """The program scheduled for one layout and one set of element types."""
     dtypes = dict(signature.dtypes)
     compute = "double" if is_double([program], dtypes) else "float"
+    is_exact, alike = _compares_with_maxima(program.graph), _below_maxima(program.graph)
     program, graph, new, grouping = grouped(program, signature)
     pieces = {p.name: p for p in program.pieces}
     dtypes |= {p.name: dtypes.get(p.of) or dtypes[p.name] for p in program.pieces}
-    is_exact = _compares_with_maxima(graph)
     rows = [rows for name, rows in signature.rows if name == program.name]
     held = [found for r in rows if (found := _held(r, program, grouping)) is not None]
     target = TARGETS[signature.target]
@@ -74,7 +74,6 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     ]
     if signature.is_dealt:
         kernels = dealt_out(kernels, frozenset(range(len(grouping.axes))))
-    alike = _below_maxima(graph)
     whole = _whole(arguments, pieces)
     return Entry(program.name, kernels, whole, grouping, compute, alike, program.pieces)
 

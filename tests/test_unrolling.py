@@ -80,6 +80,23 @@ CASES = [
         {},
         ("backward",),
     ),
+    # Packs of floats, as wide as those of what has two bytes.
+    (
+        f"keep(z) | softmax(0) | rsub(z) | {HALVES.format(dim=2, at=2)} | silu | mul(a) | amax(-1)",
+        (3, 7, 64),
+        [],
+        IN_16,
+        None,
+    ),
+    # Gradients that go to what equals a maximum, which is found as it was.
+    (
+        "unflatten(2, (2, -1)) | gelu | keep(z) | amax(2, keepdim=True) | add(z) | keep(y)"
+        " | select(2, 0) | silu | keep(a) | recall(y) | select(2, 1) | mul(a) | softmax(-1)",
+        (3, 7, 64),
+        [],
+        {},
+        ("forward", "backward"),
+    ),
     # Halves of no whole packs, and elements that alternate.
     (f"{GLU} | rms_norm(weight)", (9, 42), [(21,)], {}, ()),
     ("unflatten(-1, (-1, 2)) | select(-1, 1) | rms_norm", (9, 64), [], {}, ()),
