@@ -23,6 +23,7 @@ _WIDENED: Mapping[str, frozenset[str]] = {
             *("exp", "expm1", "log", "log10", "log1p", "log2", "softplus"),
             *("pow", "rpow", "reciprocal", "rsqrt", "square"),
             *("layernorm", "rms_norm", "group_norm", "normalize", "norm"),
+            "cosine_similarity",
             *("softmax", "softmin", "log_softmax", "logsumexp", "sum"),
             *("lp_pool1d", "lp_pool2d", "nll_loss", "cross_entropy"),
             *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),

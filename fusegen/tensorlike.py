@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -20,8 +19,8 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import ALIASES, OPS, lookup, nearest
 from fusegen.ops.eager import is_tensor
-from fusegen.ops.schema import show_value
-from fusegen.unsaid import TYPES, UNKNOWN, DeviceOf, NotKnownYet, TypeOf
+from fusegen.spellings import SPELLED, cast
+from fusegen.unsaid import UNKNOWN, DeviceOf, NotKnownYet, TypeOf
 
 # What torch's functions may be told beside an operation's parameters, where it is not asked for.
 _SWITCHES = ("inplace", "return_indices")
@@ -29,13 +28,6 @@ _SWITCHES = ("inplace", "return_indices")
 _CASTING = ("to", "type")
 # Other names for an argument of an operation.
 _RENAMED = {"axis": "dim", "ord": "p"}
-
-
-class Largest(NamedTuple):
-    """What torch gives for a maximum along an axis: its value, and where it stands."""
-
-    values: Expr
-    indices: Expr
 
 
 def of_torch(
@@ -99,7 +91,7 @@ def _item(x: Expr, key: object, axis: int) -> tuple[Expr, bool]:
 
 def _is_operation(name: str) -> bool:
     plain = name.removesuffix("_")
-    return any(n in table for n in (name, plain) for table in (OPS, ALIASES, _OWN))
+    return any(n in table for n in (name, plain) for table in (OPS, ALIASES, SPELLED))
 
 
 def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -124,11 +116,11 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
         raise ChainError(f"{where}: the value that it works on is missing")
     x, *others = args
     if kwargs.get("dtype") is not None and name not in _CASTING:
-        x = _cast(x, kwargs["dtype"])
+        x = cast(x, kwargs["dtype"])
         kwargs = {**kwargs, "dtype": None}
-    if name in _OWN:
+    if name in SPELLED:
         told = {_RENAMED.get(k, k): v for k, v in kwargs.items() if v is not None}
-        return _OWN[name](x, *others, **told)
+        return SPELLED[name](x, *others, **told)
     if name not in (*OPS, *ALIASES):
         raise ChainError(f"{where} is no operation of a chain; `fusegen ops` lists them")
     op = lookup(name)
@@ -220,113 +212,6 @@ def _with_tensors(op: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Exp
         return method(x, known(other, op))
 
     return found
-
-
-def _largest(name: str) -> Callable[..., Any]:
-    """max or min as torch has it: of all, of two, or along an axis with its index."""
-
-    def found(x: Expr, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(a, Expr) for a in (*args, *kwargs.values())):
-            return lookup(f"{name}imum")(x, *args, **kwargs)
-        values = lookup(name)(x, *args, **kwargs)
-        if not (args or kwargs):
-            return values
-        return Largest(values, lookup(f"arg{name}")(x, *args, **kwargs))
-
-    return found
-
-
-def _chunk(x: Expr, chunks: int, dim: int = 0) -> tuple[Expr, ...]:
-    """Equal parts of an axis."""
-    if not isinstance(chunks, int) or chunks < 1:
-        raise ChainError(f"x.chunk: got {show_value(chunks)}, wanted how many parts, an integer")
-    apart = lookup("unflatten")(x, dim, (chunks, -1))
-    axis = dim - 1 if dim < 0 else dim
-    return tuple(lookup("select")(apart, axis, i) for i in range(chunks))
-
-
-def _glu(x: Expr, dim: int = -1) -> Expr:
-    value, gate = _chunk(x, 2, dim)
-    return value * lookup("sigmoid")(gate)
-
-
-def _norm(x: Expr, p: float | str = 2.0, dim: Any = None, keepdim: bool = False) -> Expr:
-    return lookup("norm")(x, 2.0 if p == "fro" else p, dim, keepdim=keepdim)
-
-
-def _spread(name: str) -> Callable[..., Expr]:
-    """var or std, which torch lets say too whether one is taken from the count."""
-
-    def found(x: Expr, *args: Any, **kwargs: Any) -> Expr:
-        *dims, last = args or (None,)
-        if isinstance(last, bool):
-            args, kwargs = tuple(dims), {**kwargs, "unbiased": last}
-        if (is_unbiased := kwargs.pop("unbiased", None)) is not None:
-            kwargs["correction"] = 1 if is_unbiased else 0
-        return lookup(name)(x, *args, **kwargs)
-
-    return found
-
-
-def _reshaped(x: Expr, *sizes: Any, **kwargs: Any) -> Expr:
-    """In another shape; where that is one axis among others of one index, of any tensor."""
-    (shape,) = sizes if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else (sizes,)
-    if kwargs or [n for n in shape if n != 1] != [-1]:
-        return lookup("reshape")(x, *sizes, **kwargs)
-    x = lookup("flatten")(x)
-    for i, _ in enumerate(shape):
-        x = x if shape[i] == -1 else lookup("unsqueeze")(x, i)
-    return x
-
-
-def _scaled(op: str) -> Callable[..., Expr]:
-    """A sum whose second term may have a factor."""
-
-    def found(x: Any, other: Any, alpha: float = 1) -> Expr:
-        return ir.primitive(op, x, other if alpha == 1 else other * alpha)
-
-    return found
-
-
-def _cast(x: Expr, dtype: object) -> Expr:
-    """x in a type, or in that of another value."""
-    if isinstance(dtype, TypeOf | Expr):
-        return lookup("type_as")(x, dtype.value if isinstance(dtype, TypeOf) else dtype)
-    return lookup("to")(x, dtype)
-
-
-def _moved(x: Expr, *args: Any, **kwargs: Any) -> Expr:
-    """x.to(...), where x and what it is moved to are on one device."""
-    named = (kwargs.get(word) for word in ("dtype", "device", "other"))
-    told = [v for v in (*args, *named) if not isinstance(v, DeviceOf | bool | None)]
-    if len(told) > 1:
-        raise ChainError("x.to: got a device, but all that a call is given is on one; leave it out")
-    return _cast(x, *told) if told else x
-
-
-def _itself(x: Expr) -> Expr:
-    return x
-
-
-_OWN: Mapping[str, Callable[..., Any]] = {
-    "max": _largest("max"),
-    "min": _largest("min"),
-    "chunk": _chunk,
-    "glu": _glu,
-    "clamp_min": lambda x, min: lookup("clamp")(x, min=min),
-    "clamp_max": lambda x, max: lookup("clamp")(x, max=max),
-    "add": _scaled("add"),
-    "sub": _scaled("sub"),
-    "norm": _norm,
-    "var": _spread("var"),
-    "std": _spread("std"),
-    **dict.fromkeys(("reshape", "view"), _reshaped),
-    "to": _moved,
-    "type": _cast,
-    "contiguous": _itself,
-    "clone": _itself,
-    **{name: partial(_cast, dtype=dtype) for name, dtype in TYPES.items()},
-}
 
 
 def _refuse_parts(x: Expr) -> Any:

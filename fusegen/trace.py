@@ -27,6 +27,7 @@ from fusegen.ops import (
 )
 from fusegen.ops.schema import alternatives, annotations_of, show_value
 from fusegen.tensorlike import be_like_tensors, standing_for
+from fusegen.unsaid import TypeOf
 
 be_like_tensors()
 
@@ -73,6 +74,8 @@ def trace(function: Callable[..., Any], held: Mapping[str, object] | None = None
         with standing_for(held_by_id) as tracing:
             result: object = function(x, **tensors)
     except (TypeError, AttributeError, OverflowError) as error:
+        if TypeOf.__name__ in str(error):  # of torch.finfo, and whatever else wants a type
+            error = TypeError(f"{error}; {TypeOf.REASON}; for its least write float('-inf')")
         raise ChainError(
             f"{name}: {error} (a chain's function is called once, with "
             f"expressions; it uses operators and fusegen's operations, and no `if` on their values)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
@@ -33,15 +34,16 @@ UNKNOWN: Mapping[str, str] = {
         ("cat", "stack", "pad", "gather", "cumsum", "sort", "topk"),
         "no step does it; compile what stands before and behind it as chains of their own",
     ),
-    "unbind": "its parts are x.select(dim, 0), x.select(dim, 1), ...; or write x.chunk(n, dim)",
     "split": "it needs the size of what is split; of equal parts write x.chunk(2, dim)",
 }
+PARTS = "how many parts it has is not known; they are x.select(dim, 0), x.select(dim, 1), ..."
 # What to write in a chain's text for what only a function can say, or nothing can.
 UNSAID: Mapping[str, str] = {
     **UNKNOWN,
     "glu": "write a function, def f(x): return F.glu(x, dim); of the last axis it is unflatten(-1, "
     "(2, -1)) | keep(y) | select(-2, 1) | sigmoid | keep(gate) | recall(y) | select(-2, 0) | "
     "mul(gate)",
+    "unbind": f"{PARTS}, which select does in text as well",
     "chunk": "its parts are unflatten(-1, (2, -1)) | select(-2, 0), and select(-2, 1)",
     "split": "of equal parts, one is unflatten(-1, (2, -1)) | select(-2, 0)",
     "clamp_min": "write clamp(min)",
@@ -58,13 +60,14 @@ class NotKnownYet(ChainError, AttributeError):
 class TypeOf:
     """x.dtype, which a call tells: what another value may be cast to."""
 
+    REASON: ClassVar[str] = (
+        "x.dtype is not known before a call; another value may be cast to it, as in "
+        "h.to(x.dtype), and what a step gives has the type that eager gives it"
+    )
     value: Expr
 
     def __eq__(self, other: object) -> bool:
-        raise NotKnownYet(
-            "x.dtype is not known before a call; another value may be cast to it, as in "
-            "h.to(x.dtype), and what a step gives has the type that eager gives it"
-        )
+        raise NotKnownYet(self.REASON)
 
     __hash__ = None  # type: ignore[assignment]
 

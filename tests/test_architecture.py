@@ -27,6 +27,7 @@ ORDER = (
     "windowing",
     "ops",
     "unsaid",
+    "spellings",
     "tensorlike",
     "trace",
     "dsl",

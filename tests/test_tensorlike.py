@@ -98,6 +98,9 @@ FUNCTIONS: list[tuple[Callable[..., object], str]] = [
     (lambda x: torch.add(x, 1, alpha=2) - torch.sub(x, x, alpha=3), None),
     (lambda x: (lambda a, b: F.silu(a) * b)(*x.chunk(2, 1)), None),
     (lambda x: (lambda a, b: a * b)(*torch.chunk(x, 2, dim=-1)), None),
+    (lambda x: x.tensor_split(2, -1)[1], None),
+    (lambda x: (lambda q, k, v: q * k - v)(*x.unflatten(-1, (3, 2)).unbind(-2)), None),
+    (lambda x: (lambda a, b: a / b.exp())(*torch.unbind(x.unflatten(1, (2, 2)), 1)), None),
     (nn.GELU(), "gelu"),
     (nn.Sequential(nn.LeakyReLU(0.2), nn.LayerNorm(6, elementwise_affine=False)), None),
 ]
@@ -110,6 +113,12 @@ WITH_OPERANDS: list[tuple[Callable[..., object], list[tuple[int, ...]], str]] = 
     (lambda x, y: torch.lerp(x, y, 0.3), [(6,)], "lerp(y, 0.3)"),
     (lambda x, y: torch.addcmul(x, y, y, value=0.5), [(6,)], "addcmul(y, y, value=0.5)"),
     (lambda x, y: F.mse_loss(x, y), [(3, 4, 5, 6)], "mse_loss(y)"),
+    (lambda x, y: F.cosine_similarity(x, y), [(3, 4, 5, 6)], "cosine_similarity(y)"),
+    (
+        lambda x, y: F.pairwise_distance(x, y, 1.0),
+        [(3, 4, 5, 6)],
+        "sub(y) | add(1e-06) | norm(1, -1)",
+    ),
     (lambda x, y: F.smooth_l1_loss(x, y, beta=0.5), [(3, 4, 5, 6)], "smooth_l1_loss(y, beta=0.5)"),
 ]
 
@@ -253,6 +262,9 @@ WRONG: list[tuple[Callable[..., object], str]] = [
     (lambda x: x * (2 if x.dtype == torch.float16 else 1), r"x.dtype is not known before a call"),
     (lambda x: x * (1 if x.dtype in (torch.half,) else 2), r"x.dtype is not known before a call"),
     (lambda x: x.to("cuda", torch.float32), r"x.to: got a device, but all that a call"),
+    (lambda x: x * torch.finfo(x.dtype).min, r"x.dtype is not known before a call; .*'-inf'"),
+    (lambda x: x.unbind(1)[0], r"x.unbind: how many parts it has is not known"),
+    (lambda x: x.unflatten(1, (2, -1)).unbind(2)[0], r"x.unbind: how many parts it has"),
     (lambda x: x.to("cuda"), r"to: dtype wants 'float16' or"),
     (lambda x: x if x.item() else -x, r"x.item: it has no values before a call"),
     (lambda x: x.T + 1, r"x.T: no step exchanges axes; pass such a view"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fusegen.ir import Expr, count, primitive, reduce_mean, reduce_variance
+from fusegen.ir import Expr, count, primitive, reduce_mean, reduce_sum, reduce_variance
 from fusegen.ops.eager import function_of
 from fusegen.ops.reduction import norm_along
 from fusegen.ops.registry import op
@@ -142,6 +142,36 @@ def normalize(x: Expr, p: float = 2.0, dim: int | tuple[int, ...] = 1, eps: floa
     axes = tuple(x.axes[d] for d in ((dim,) if isinstance(dim, int) else dim))
     size = norm_along(x, p, axes)
     return x / primitive("where", size < eps, eps, size)
+
+
+def _similarity_problem(dim: int, eps: float) -> str | None:
+    return None if eps >= 0 else f"eps wants a number of at least 0, got {eps}"
+
+
+def _similarity(x: Any, other: Any, dim: int, eps: float) -> Any:
+    return function_of("torch.nn.functional.cosine_similarity")(x, other, dim, eps)
+
+
+@op(
+    reference=_similarity,
+    samples=[(), (-1, 0.5)],
+    shaping="reduce",
+    check=_similarity_problem,
+    equal="torch.nn.functional.cosine_similarity",
+)
+def cosine_similarity(x: Expr, other: Expr, dim: int = 1, eps: float = 1e-8) -> Expr:
+    """The cosine of the angle between x and other along dim.
+
+    The sum of products of what each is over its norm. That counts as eps where it is smaller, but
+    has the gradient of the norm there too, as in torch.
+    """
+    axes = (x.axes[dim],)
+
+    def length(value: Expr) -> Expr:
+        size = norm_along(value, 2.0, axes)
+        return size + primitive("detach", primitive("where", size < eps, eps - size, 0.0))
+
+    return reduce_sum((x / length(x)) * (other / length(other)), axes)
 
 
 def _groups_problem(num_groups: int, eps: float) -> str | None:

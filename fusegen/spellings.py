@@ -1,0 +1,160 @@
+"""Spellings: torch's functions and a tensor's methods that are several operations of a chain, or
+one with other arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from fusegen import ir
+from fusegen.errors import ChainError
+from fusegen.ir import Expr
+from fusegen.ops import lookup
+from fusegen.ops.schema import show_value
+from fusegen.unsaid import PARTS, TYPES, DeviceOf, TypeOf
+
+
+class Largest(NamedTuple):
+    """What torch gives for a maximum along an axis: its value, and where it stands."""
+
+    values: Expr
+    indices: Expr
+
+
+def _largest(name: str) -> Callable[..., Any]:
+    """max or min as torch has it: of all, of two, or along an axis with its index."""
+
+    def found(x: Expr, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(a, Expr) for a in (*args, *kwargs.values())):
+            return lookup(f"{name}imum")(x, *args, **kwargs)
+        values = lookup(name)(x, *args, **kwargs)
+        if not (args or kwargs):
+            return values
+        return Largest(values, lookup(f"arg{name}")(x, *args, **kwargs))
+
+    return found
+
+
+def _chunk(x: Expr, chunks: int, dim: int = 0) -> tuple[Expr, ...]:
+    """Equal parts of an axis."""
+    if not isinstance(chunks, int) or chunks < 1:
+        raise ChainError(f"x.chunk: got {show_value(chunks)}, wanted how many parts, an integer")
+    apart = lookup("unflatten")(x, dim, (chunks, -1))
+    axis = dim - 1 if dim < 0 else dim
+    return tuple(lookup("select")(apart, axis, i) for i in range(chunks))
+
+
+def _unbound(x: Expr, dim: int = 0) -> tuple[Expr, ...]:
+    """What stands at each place along an axis, where the chain says how many it has."""
+    count = _places_along(x, dim)
+    if count is None:
+        raise ChainError(f"x.unbind: {PARTS}")
+    return tuple(lookup("select")(x, dim, i) for i in range(count))
+
+
+def _places_along(x: Expr, dim: int) -> int | None:
+    """The size of an axis, if an unflatten has just made it."""
+    if x.op != "call" or x.attrs[0] is not lookup("unflatten"):
+        return None
+    _, _, attributes, _ = x.attrs
+    assert isinstance(attributes, tuple)
+    told: dict[str, Any] = dict(attributes)
+    sizes, at = told["sizes"], told["dim"]
+    place = dim - (at if at >= 0 else at - len(sizes) + 1)
+    is_there = (dim < 0) == (at < 0) and 0 <= place < len(sizes) and sizes[place] >= 0
+    return int(sizes[place]) if is_there else None
+
+
+def _distance(
+    x: Expr, other: Expr, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Expr:
+    return lookup("norm")(x - other + eps, p, -1, keepdim=keepdim)
+
+
+def _glu(x: Expr, dim: int = -1) -> Expr:
+    value, gate = _chunk(x, 2, dim)
+    return value * lookup("sigmoid")(gate)
+
+
+def _norm(x: Expr, p: float | str = 2.0, dim: Any = None, keepdim: bool = False) -> Expr:
+    return lookup("norm")(x, 2.0 if p == "fro" else p, dim, keepdim=keepdim)
+
+
+def _spread(name: str) -> Callable[..., Expr]:
+    """var or std, which torch lets say too whether one is taken from the count."""
+
+    def found(x: Expr, *args: Any, **kwargs: Any) -> Expr:
+        *dims, last = args or (None,)
+        if isinstance(last, bool):
+            args, kwargs = tuple(dims), {**kwargs, "unbiased": last}
+        if (is_unbiased := kwargs.pop("unbiased", None)) is not None:
+            kwargs["correction"] = 1 if is_unbiased else 0
+        return lookup(name)(x, *args, **kwargs)
+
+    return found
+
+
+def _reshaped(x: Expr, *sizes: Any, **kwargs: Any) -> Expr:
+    """In another shape; where that is one axis among others of one index, of any tensor."""
+    (shape,) = sizes if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else (sizes,)
+    if kwargs or [n for n in shape if n != 1] != [-1]:
+        return lookup("reshape")(x, *sizes, **kwargs)
+    x = lookup("flatten")(x)
+    for i, _ in enumerate(shape):
+        x = x if shape[i] == -1 else lookup("unsqueeze")(x, i)
+    return x
+
+
+def _scaled(op: str) -> Callable[..., Expr]:
+    """A sum whose second term may have a factor."""
+
+    def found(x: Any, other: Any, alpha: float = 1) -> Expr:
+        return ir.primitive(op, x, other if alpha == 1 else other * alpha)
+
+    return found
+
+
+def cast(x: Expr, dtype: object) -> Expr:
+    """x in a type, or in that of another value."""
+    if isinstance(dtype, TypeOf | Expr):
+        return lookup("type_as")(x, dtype.value if isinstance(dtype, TypeOf) else dtype)
+    return lookup("to")(x, dtype)
+
+
+def _moved(x: Expr, *args: Any, **kwargs: Any) -> Expr:
+    """x.to(...), where x and what it is moved to are on one device."""
+    named = (kwargs.get(word) for word in ("dtype", "device", "other"))
+    told = [v for v in (*args, *named) if not isinstance(v, DeviceOf | bool | None)]
+    if len(told) > 1:
+        raise ChainError("x.to: got a device, but all that a call is given is on one; leave it out")
+    return cast(x, *told) if told else x
+
+
+def _itself(x: Expr) -> Expr:
+    return x
+
+
+SPELLED: Mapping[str, Callable[..., Any]] = {
+    "max": _largest("max"),
+    "min": _largest("min"),
+    "chunk": _chunk,
+    "tensor_split": _chunk,
+    "unbind": _unbound,
+    "pairwise_distance": _distance,
+    "glu": _glu,
+    "clamp_min": lambda x, min: lookup("clamp")(x, min=min),
+    "clamp_max": lambda x, max: lookup("clamp")(x, max=max),
+    "add": _scaled("add"),
+    "sub": _scaled("sub"),
+    "norm": _norm,
+    "var": _spread("var"),
+    "std": _spread("std"),
+    **dict.fromkeys(("reshape", "view"), _reshaped),
+    "to": _moved,
+    "type": cast,
+    "contiguous": _itself,
+    "clone": _itself,
+    **{name: partial(cast, dtype=dtype) for name, dtype in TYPES.items()},
+}
