@@ -6,6 +6,7 @@ which its kernels take the least time, by a model: their bytes, and a while for 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -56,10 +57,11 @@ def signature(
 ) -> Signature:
     """What their module depends on, on such a device; may_deal: that 32 bits go past all gaps."""
     found = _signature(target, order, programs, dtypes, bound, limits, may_deal=may_deal)
-    if TARGETS[target].holds_rows and not found.is_dealt:
-        for along in candidates(programs, bound, order):
-            for program in programs:
-                found = _in_pieces(program, along, found, bound, limits)
+    if not TARGETS[target].holds_rows or found.is_dealt:
+        return found
+    for program, along in itertools.product(programs, candidates(programs, bound)):
+        if all(name != program.name for name, *_ in found.unrolled):
+            found = _in_pieces(program, along, found, bound, limits)
     return found
 
 
@@ -69,19 +71,13 @@ def _in_pieces(
     """The signature where a program has tensors in pieces along an axis, if that takes less."""
     axis, _ = along
     apart = unrolled(program, along, plain.order)
-    if (
-        apart is None
-        or not are_apt(apart.pieces, bound)
-        or program.name in {name for name, *_ in plain.unrolled}
-    ):
+    if apart is None or not are_apt(apart.pieces, bound):
         return plain
     known = dict(plain.dtypes)
     dtypes = {**known, **{p.name: known[p.of] for p in apart.pieces}}
-    domain = tuple(
-        1 if a == axis else n
-        for a, n in zip(range(-len(bound.domain), 0), bound.domain, strict=True)
-    )
-    narrower = replace(bound, domain=domain)
+    sizes = [*bound.domain]
+    sizes[axis] = 1
+    narrower = replace(bound, domain=tuple(sizes))
     found = _signature(plain.target, plain.order, [apart], dtypes, narrower, limits, may_deal=False)
     found = replace(
         found, index_bits=plain.index_bits, has_columns=plain.has_columns, in_cache=plain.in_cache

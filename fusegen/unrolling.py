@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from fusegen import ir
@@ -27,10 +27,8 @@ _WHOLE = 16  # elements: no pack is longer, so none crosses the end of a piece's
 Axis = tuple[int, int]  # and how many places it has
 
 
-def candidates(programs: Iterable[Program], bound: Bound, order: Sequence[int]) -> list[Axis]:
-    """The axes that may be unrolled: short ones of which something is selected, with whole packs
-    behind them in memory.
-    """
+def candidates(programs: Iterable[Program], bound: Bound) -> list[Axis]:
+    """The axes that may be unrolled: short ones of which something is selected."""
     nodes = ir.topological(root for p in programs for root in p.graph.roots)
     if bound.windows:
         return []
@@ -39,6 +37,7 @@ def candidates(programs: Iterable[Program], bound: Bound, order: Sequence[int]) 
 
 
 def _selected(node: Expr) -> Iterable[int]:
+    """The axis of which a node takes one place, or asks which it is."""
     if node.op == "position" and len(ir.axes_of(node)) == 1:
         return ir.axes_of(node)
     is_pick = node.op == "reduce" and node.attrs[0] == "pick" and standing(node.args[1]) is not None
@@ -165,6 +164,7 @@ def _sum_of(args: tuple[Expr, ...]) -> Expr | None:
 
 
 def _everywhere(pieces: list[Expr], count: int) -> list[Expr]:
+    """One for each place, where there may be one for all."""
     return pieces if len(pieces) == count else pieces * count
 
 

@@ -138,3 +138,32 @@ def test_a_chain_that_selects_of_a_short_axis_is_as_accurate_as_eager(
     eager = outcome(fused.reference, tensors)
     exact = outcome(fused.reference, tensors, dtype=torch.float64)
     assert_as_accurate(ours, eager, exact)
+
+
+@pytest.mark.parametrize("text", [f"add(b) | {GLU}", f"layernorm(b) | {GLU}", f"{GLU} | mul(b)"])
+def test_second_derivatives_of_pieces_are_eagers(text, device):
+    width = 32 if text.endswith("mul(b)") else 64
+    tensors = [torch.randn(s, dtype=torch.float64, device=device) for s in ((5, 64), (width,))]
+    tensors = [t.requires_grad_() for t in tensors]
+    fused = fusegen.compile(text)
+
+    def twice(function):
+        first = torch.autograd.grad(function(*tensors).sin().sum(), tensors, create_graph=True)
+        return *first, *torch.autograd.grad(sum(g.square().sum() for g in first), tensors)
+
+    for ours, eager in zip(twice(fused), twice(fused.reference), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-8, atol=1e-10)
+
+
+def test_a_tensor_in_pieces_is_not_told_apart_where_it_need_not_be():
+    def unrolled(text, **shapes):
+        operands = {name: shape for name, shape in shapes.items() if name != "shape"}
+        text = fusegen.compile(text).source(
+            "cuda", grad=True, shape=shapes["shape"], operands=operands
+        )
+        return "_at_0 = " in text
+
+    assert not unrolled(GLU, shape=(64, 128))  # one kernel reads both halves as they lie
+    assert unrolled(f"add(b) | {GLU}", shape=(64, 128), b=(128,))
+    assert not unrolled(f"add(b) | {GLU}", shape=(64, 136), b=(136,))  # of no whole packs
+    assert not unrolled(f"dropout(0.1) | add(b) | {GLU}", shape=(64, 128), b=(128,))
