@@ -44,12 +44,7 @@ class Layer(nn.Module):
             self.module, self.training = source, source.training
             self._lent, self._parts = lent_by(source), tuple(source.modules())
             self._input = next(iter(inspect.signature(source.forward).parameters), "x")
-            self._find()
-            # The usual modes, for tracers that will not look into this. What is wrong in another
-            # than the module's is told when it is called in that.
-            for is_training in (True, False):
-                with in_mode(source, is_training=is_training), suppress(Exception):
-                    self._find()
+            self._find_usual()
         else:
             found = chain(source)
             self._by_mode = {(True,): Fused(found), (False,): Fused(_in_evaluation(found))}
@@ -58,6 +53,30 @@ class Layer(nn.Module):
             if name in self._lent:
                 raise ArgumentError(f"operand {name!r} is a tensor of the module itself")
             self._hold(name, tensor)
+
+    def _find_usual(self) -> None:
+        """Find the chains for the usual modes, for tracers that will not look into this. What is
+        wrong in another than the module's is told when it is called in that.
+        """
+        self._find()
+        for is_training in (True, False):
+            with in_mode(self.module, is_training=is_training), suppress(Exception):
+                self._find()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Layer:
+        """What `to`, `half` and the like do; a module may do otherwise with tensors of new types,
+        as one does that casts to its weight's.
+        """
+        before = self._types()
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if self._types() != before:
+            self._by_mode.clear()
+            self._find_usual()
+        return self
+
+    def _types(self) -> list[torch.dtype]:
+        """The types of the module's tensors."""
+        return [self._own(name).dtype for name in self._lent]
 
     def _find(self) -> Fused:
         """The compiled chain for the modes in which the parts are."""

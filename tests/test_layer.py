@@ -291,6 +291,38 @@ def test_a_tensor_that_two_parts_share_is_one_operand():
     assert Layer(nn.Sequential(slope, nn.Tanh(), slope)).chain.operands == ("weight_0",)
 
 
+class CastToItsWeight(nn.Module):
+    """A norm as T5 has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(64) + 0.5)
+
+    def forward(self, hidden):
+        variance = hidden.to(torch.float32).pow(2).mean(-1, keepdim=True)
+        hidden = hidden * torch.rsqrt(variance + 1e-6)
+        if self.weight.dtype in (torch.float16, torch.bfloat16):
+            hidden = hidden.to(self.weight.dtype)
+        return self.weight * hidden
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+def test_a_module_that_asks_the_type_of_its_weight_is_asked_again_when_that_changes(
+    is_within, device
+):
+    module = CastToItsWeight()
+    layer = Layer(module)
+    owner = nn.Sequential(layer) if is_within else layer
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float16):
+        owner = owner.to(device, dtype)
+        x = torch.randn(5, 64, device=device).to(dtype)
+        found, wanted = owner(x), module(x)
+        assert found.dtype == wanted.dtype
+        step = max(4 * torch.finfo(wanted.dtype).eps, 1e-6)  # its sums are of float32 in any case
+        torch.testing.assert_close(found, wanted, rtol=step, atol=step)
+        assert owner.eval()(x).dtype == owner.train()(x).dtype == wanted.dtype
+
+
 @pytest.mark.parametrize("how", ["copied", "pickled"])
 def test_a_layer_of_a_module_has_one_of_its_own_when_it_is(how, device):
     fused = Layer(nn.Sequential(nn.LayerNorm(6), nn.GELU())).to(device)
