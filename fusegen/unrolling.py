@@ -16,7 +16,7 @@ from fusegen.bound import Bound
 from fusegen.grouping import Grouping, collapse
 from fusegen.ir import Expr, Graph
 from fusegen.lower import Mark
-from fusegen.picking import Piece, standing
+from fusegen.picking import Piece, pick_of, standing
 from fusegen.program import Program
 from fusegen.signature import Signature
 from fusegen.simplify import simplification
@@ -36,12 +36,12 @@ def candidates(programs: Iterable[Program], bound: Bound) -> list[Axis]:
     return [(a, bound.domain[a]) for a in found if 1 < bound.domain[a] <= _MOST_PLACES]
 
 
-def _selected(node: Expr) -> Iterable[int]:
+def _selected(node: Expr) -> tuple[int, ...]:
     """The axis of which a node takes one place, or asks which it is."""
     if node.op == "position" and len(ir.axes_of(node)) == 1:
         return ir.axes_of(node)
-    is_pick = node.op == "reduce" and node.attrs[0] == "pick" and standing(node.args[1]) is not None
-    return ir.reduction(node)[1] if is_pick and len(ir.reduction(node)[1]) == 1 else ()
+    pick = pick_of(node)
+    return () if pick is None else pick[:1]
 
 
 def are_apt(pieces: Iterable[Piece], bound: Bound) -> bool:
@@ -174,8 +174,8 @@ def _reduced(node: Expr, args: list[list[Expr]], axis: int, count: int) -> Expr 
     rest = axes - {axis}
     values = _everywhere(args[0], count)
     if kind == "pick":
-        place = standing(node.args[1])
-        return None if rest or place is None else values[place]
+        place = None if pick_of(node) is None else standing(node.args[1])
+        return None if place is None else values[place]
     if kind == "argmax":
         return None
     parts = [ir.reduce("mean" if kind == "variance" else kind, rest, v) for v in values]

@@ -82,11 +82,8 @@ def test_a_type_is_asked_for_anew_by_every_call(device):
         assert result.dtype == wanted
         assert not result.requires_grad
         assert torch.equal(result, (x * 2).to(wanted))
-    for like in (torch.ones((), dtype=torch.bool, device=device), torch.ones(3, dtype=torch.bool)):
-        with pytest.raises(
-            ArgumentError, match=r"type_as\(like\): 'like' is bool|got a tensor on cpu"
-        ):
-            fused(x, like.to(device))
+    with pytest.raises(ArgumentError, match=r"type_as\(like\): 'like' is bool, wanted one of"):
+        fused(x, torch.ones(3, dtype=torch.bool, device=device))
     with pytest.raises(ArgumentError, match="'like': got a tensor of int64"):
         fused(x, torch.ones((), dtype=torch.int64, device=device))
 
@@ -99,8 +96,7 @@ def test_the_type_of_a_value_is_no_reason_to_cut(device):
     ):
         fused = fusegen.compile(text)
         x = randn((2, 3, 4, 8), torch.bfloat16, device)
-        torch.testing.assert_close(fused(x), fused.reference(x))
-        assert "not in one kernel" not in fused.explain("cpp", shape=x.shape)
+        torch.testing.assert_close(fused(x), fused.reference(x))  # to 16 bits, as what both give
         assert len(fused._ways[0]) == 1, text
 
 

@@ -115,6 +115,7 @@ def test_what_is_worked_on_in_pieces_is_right(text, shape, operands, more, progr
         entries = done.text.split('extern "C" int64_t run_')[1:]
         found = [e.split("(")[0] for e in entries if "_at_1 = " in e or "_at_0 = " in e]
         assert tuple(found) == programs
+    # Of the largest: two roundings of bf16, or what sums of some hundred floats are off by.
     tolerance = {"bfloat16": 2.0**-7}.get(more.get("dtype"), 4e-6)
     for have, want in zip(done.results, done.expected, strict=True):
         assert have.shape == want.shape

@@ -62,8 +62,9 @@ def op(
     """Register a function of expressions as an operation under its own name.
 
     Its first parameter is the value it works on. After it, a parameter annotated Expr, Channel,
-    Trailing, Mask or Labels is a tensor operand (optional where `= None`), one annotated float,
-    int, bool or Literal an attribute, and `Expr | float` takes both. The arguments are Op's fields.
+    Trailing, Mask or Labels is a tensor operand (optional where `= None`), one annotated Typed an
+    operand of whose element type the body is told the name, one annotated float, int, bool or
+    Literal an attribute, and `Expr | float` takes both. The arguments are Op's fields.
     Defining a function of the same name again replaces the op.
     """
 
