@@ -194,15 +194,30 @@ class Atlas:
                 slot.append(new)
         return (new,)
 
-    def beside(self, size: int, following: Sequence[int]) -> tuple[int, ...]:
-        """A new axis of this size, before some others; none where it is one wide."""
+    def beside(
+        self, size: int, following: Sequence[int], leading: Sequence[int] = ()
+    ) -> tuple[int, ...]:
+        """A new axis of this size, before some others, else behind those; none where it is one
+        wide.
+        """
         if size == 1:
             return ()
         new = len(self.sizes)
         self.sizes[new] = size
-        resolved = self.resolve(following)
-        self.order.insert(self.order.index(resolved[0]) if resolved else len(self.order), new)
+        self.order.insert(self._room(leading, following)[1], new)
         return (new,)
+
+    def free(self, size: int, leading: Sequence[int], following: Sequence[int]) -> tuple[int, ...]:
+        """The last axis of this size between some and others; none where there is no such."""
+        start, end = self._room(leading, following)
+        found = [axis for axis in self.order[start:end] if self.sizes[axis] == size]
+        return tuple(found[-1:])
+
+    def _room(self, leading: Sequence[int], following: Sequence[int]) -> tuple[int, int]:
+        """From where to where in the order axes lie between some and others."""
+        first, last = self.resolve(leading), self.resolve(following)
+        start = self.order.index(first[-1]) + 1 if first else 0
+        return start, self.order.index(last[0]) if last else len(self.order)
 
     def _drop(self, axes: Iterable[int]) -> None:
         """Axes of one value that a wider one takes the place of."""

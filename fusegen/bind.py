@@ -21,8 +21,10 @@ from fusegen.fitting import (
     placed_along,
     rearranged,
     require_axis,
+    require_counter,
     require_statistics,
     windows_of,
+    with_leftovers,
 )
 from fusegen.ops import COUNTER, RUNNING, Chain, Definition, Step
 from fusegen.promotion import (
@@ -32,6 +34,7 @@ from fusegen.promotion import (
     kind_of,
     result_type,
 )
+from fusegen.stacking import require_alike, stacked
 from fusegen.takingup import course_of, taken_up
 from fusegen.viewing import (
     are_views,
@@ -41,10 +44,9 @@ from fusegen.viewing import (
     seen_shapes,
     shape_behind,
 )
-from fusegen.windowing import Slide, Window, windows_along
+from fusegen.windowing import Window, windows_along
 
 Kinds = Mapping[str, tuple[Shape, str]]
-Windows = tuple[tuple[int, Window], ...]  # of an axis each
 
 
 def bind(chain: Chain, x: tuple[Shape, str], operands: Kinds, called: str = "x") -> Bound:
@@ -209,7 +211,10 @@ class _Binding:
             self.dtype = result_type(step, (before.shape, dtype), met)
         if definition.groups:
             axes, x, aligned = self._grouped(step, definition, aligned)
-        if definition.window_axes:
+        if definition.shaping == "stack":
+            self.running, x, aligned = stacked(step, self.running, x, aligned, self.atlas)
+            axes = self.running.axes
+        elif definition.window_axes:
             axes = x = self._pool(step, definition)
         else:
             self.running = rearranged(step, definition, self.running)
@@ -264,7 +269,7 @@ class _Binding:
             return axes
         assert not self.windows, "a segment pools once"
         if any(before.reduces for before in self.chain.steps[: len(self.places)]):
-            windows = self._with_leftovers(windows)
+            windows = with_leftovers(windows, self.running)
         sizes = {}
         for axis, window in windows:
             try:
@@ -281,19 +286,14 @@ class _Binding:
         self.running = self.running.resized(sizes)
         return axes
 
-    def _with_leftovers(self, windows: Windows) -> Windows:
-        """The same, as sliding ones where they leave elements over: which are told apart then."""
-        sizes = [(self.running.size(axis), window) for axis, window in windows]
-        if all(isinstance(window, int) and size % window == 0 for size, window in sizes):
-            return windows
-        return tuple((a, Slide(w, w) if isinstance(w, int) else w) for a, w in windows)
-
     def _operand(self, step: Step, definition: Definition, parameter: str, name: str) -> Axes:
         """The axes of one operand, lined up with those of the running value."""
         shape, _ = self._kind(name)
         met = definition.parameter(parameter)
         if not met.broadcasts:
             return self._placed(step, met.placement, name, shape)
+        if definition.shaping == "stack":
+            require_alike(step, name, self.running.shape, shape)
         if name in self.kept:
             broadcast(step, name, self.running.shape, shape)
             return self._meet(step, name, shape, self.kept[name][0].axes)
@@ -378,12 +378,9 @@ class _Binding:
                     "give it a tensor of its own"
                 )
             given, dtype = self.given[name]
-            if parameter == COUNTER and (given != () or dtype != "int64"):
-                raise ArgumentError(
-                    f"{step.text}: operand {name!r} got shape {given} of {dtype}, wanted one "
-                    "integer: a tensor of shape () of int64"
-                )
-            if parameter != COUNTER:
+            if parameter == COUNTER:
+                require_counter(step, name, given, dtype)
+            else:
                 self._placed(step, "channel", name, given)
         if not is_training or RUNNING[0] not in names:
             return

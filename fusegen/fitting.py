@@ -10,7 +10,9 @@ from fusegen.errors import ArgumentError
 from fusegen.ops import RUNNING, Chain, Definition, Step
 from fusegen.ops.loss import class_axis
 from fusegen.ops.schema import integers
-from fusegen.windowing import Window, size_of, windows_along
+from fusegen.windowing import Slide, Window, size_of, windows_along
+
+Windows = tuple[tuple[int, Window], ...]  # of an axis each
 
 
 def require_axis(step: Step, running: Shape) -> None:
@@ -47,7 +49,7 @@ def dims_of(step: Step, running: Shape) -> tuple[int, ...]:
     if dim is None:
         return tuple(range(rank))
     dims = integers(dim)
-    is_new = step.definition is not None and step.definition.shaping == "unsqueeze"
+    is_new = step.definition is not None and step.definition.shaping in ("unsqueeze", "stack")
     room = rank + is_new
     if not all(-room <= d < room for d in dims):
         raise ArgumentError(
@@ -68,6 +70,10 @@ def rearranged(step: Step, definition: Definition, value: Value) -> Value:
     rank = len(value.shape)
     dims = dims_of(step, value.shape)
     sources: list[int | None] = list(range(rank))
+    if definition.shaping == "stack":
+        (dim,) = dims
+        sources.insert(dim, None)
+        return value.rearranged(sources).resized({dim - rank - 1: 1 + len(step.operands)})
     if definition.shaping == "unsqueeze":
         (dim,) = dims
         sources.insert(dim, None)
@@ -149,6 +155,15 @@ def require_statistics(step: Step, definition: Definition, shape: Shape) -> None
         raise ArgumentError(
             f"{step.text}: got a value of shape {shape}, wanted more than one value for each "
             "statistic"
+        )
+
+
+def require_counter(step: Step, name: str, shape: Shape, dtype: str) -> None:
+    """Raise ArgumentError where what counts batches is not one integer."""
+    if shape != () or dtype != "int64":
+        raise ArgumentError(
+            f"{step.text}: operand {name!r} got shape {shape} of {dtype}, wanted one integer: a "
+            "tensor of shape () of int64"
         )
 
 
@@ -280,9 +295,7 @@ def _trailing_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.
     return axes
 
 
-def windows_of(
-    step: Step, definition: Definition, running: Shape
-) -> tuple[tuple[int, Window], ...] | None:
+def windows_of(step: Step, definition: Definition, running: Shape) -> Windows | None:
     """The windows along each axis that a pooling step pools, checked against the value's shape;
     None where it reduces those axes as a whole.
     """
@@ -309,6 +322,14 @@ def windows_of(
                 f"shape {running}; the result would be empty"
             )
     return tuple(zip(range(-number, 0), found, strict=True))
+
+
+def with_leftovers(windows: Windows, value: Value) -> Windows:
+    """The same, as sliding ones where they leave elements over: which are told apart then."""
+    sizes = [(value.size(axis), window) for axis, window in windows]
+    if all(isinstance(window, int) and size % window == 0 for size, window in sizes):
+        return windows
+    return tuple((a, Slide(w, w) if isinstance(w, int) else w) for a, w in windows)
 
 
 def pooled_shape(step: Step, definition: Definition, running: Shape) -> Shape:

@@ -37,7 +37,7 @@ def ways(chain: Chain) -> tuple[Way, ...]:
     The last fit any shape.
     """
     shapings = [s.definition.shaping for s in chain.steps if s.definition is not None]
-    may_part = (True, False) if {"merge", "split"} <= {*shapings} else (False,)
+    may_part = (True, False) if "merge" in shapings else (False,)
     may_be_aside = (True, False) if any(s.taken_up for s in chain.steps) else (False,)
     flags = itertools.product(may_be_aside, may_part, (True, False), (True, False))
     found: dict[Way, None] = {}

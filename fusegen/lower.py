@@ -160,6 +160,8 @@ class _Body:
                 shared = {a for pair in self.within.items() for a in pair}
                 args = tuple(ir.once(a, shared) for a in args)
             return ir.reduce(kind, places, *args)
+        if node.op == "position":
+            return ir.position(self._places(ir.axes_of(node)), self.rank)
         if node.op == "count":
             places = self._with_windows(self._places(ir.axes_of(node)))
             return ir.count(places) if places else ir.const(1.0)

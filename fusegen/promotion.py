@@ -247,7 +247,8 @@ def result_type(
     """The type of a step's result, from the shapes and types of what it is applied to."""
     assert step.definition is not None
     kinds: dict[Expr, Kind] = {}
-    parts = bool(step.definition.groups)  # one axis, which the body sees as two
+    # A body sees two axes in the place of one, or one more.
+    parts = bool(step.definition.groups) or step.definition.shaping == "stack"
 
     def leaf(name: str, shape: Shape, dtype: str, kind: ir.Kind) -> Expr:
         rank = max(len(before[0]), len(shape)) + parts

@@ -304,7 +304,7 @@ class _Views:
 
     def cut_for(self, name: str, kept_at: int, i: int) -> int | None:
         """Where to cut so that step i finds a value, kept or used before, in its own shape."""
-        if self.last is None:
+        if self.last is None or self.parts:
             return None
         if self.start <= kept_at < self.last or name in self.named_before:
             return i if self.is_first else self.last

@@ -4,7 +4,7 @@ one with other arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,10 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import lookup
 from fusegen.ops.schema import show_value
+from fusegen.sizes import SizeOf, are_told_by_call, seen_in, size_of
 from fusegen.unsaid import PARTS, TYPES, DeviceOf, TypeOf
+
+_MOST_JOINED = 4  # values side by side
 
 
 class Largest(NamedTuple):
@@ -98,13 +101,37 @@ def _spread(name: str) -> Callable[..., Expr]:
 
 def _reshaped(x: Expr, *sizes: Any, **kwargs: Any) -> Expr:
     """In another shape; where that is one axis among others of one index, of any tensor."""
-    (shape,) = sizes if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else (sizes,)
+    is_one = len(sizes) == 1 and not isinstance(sizes[0], int | SizeOf)
+    shape = tuple(sizes[0] if is_one else sizes)
+    if are_told_by_call(shape):
+        return seen_in(x, shape)
     if kwargs or [n for n in shape if n != 1] != [-1]:
         return lookup("reshape")(x, *sizes, **kwargs)
     x = lookup("flatten")(x)
     for i, _ in enumerate(shape):
         x = x if shape[i] == -1 else lookup("unsqueeze")(x, i)
     return x
+
+
+def _joined(name: str) -> Callable[..., Expr]:
+    """Values of one shape behind each other along an axis, or along a new one."""
+
+    stack, flatten = lookup("stack"), lookup("flatten")
+
+    def found(values: Sequence[Expr], dim: int = 0) -> Expr:
+        is_apt = 1 < len(values) <= _MOST_JOINED and all(isinstance(v, Expr) for v in values)
+        if not is_apt:
+            raise ChainError(
+                f"torch.{name}: got {len(values)} values, wanted from two to {_MOST_JOINED} "
+                "expressions of one shape"
+            )
+        first, *others = values
+        if name == "stack":
+            return stack(first, *others, dim=dim)
+        apart = stack(first, *others, dim=dim - 1 if dim < 0 else dim)
+        return flatten(apart, *((dim - 1, dim) if dim < 0 else (dim, dim + 1)))
+
+    return found
 
 
 def _scaled(op: str) -> Callable[..., Expr]:
@@ -152,6 +179,9 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "var": _spread("var"),
     "std": _spread("std"),
     **dict.fromkeys(("reshape", "view"), _reshaped),
+    **dict.fromkeys(("cat", "concat", "concatenate"), _joined("cat")),
+    "stack": _joined("stack"),
+    "size": size_of,
     "to": _moved,
     "type": cast,
     "contiguous": _itself,

@@ -19,11 +19,14 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import ALIASES, OPS, lookup, nearest
 from fusegen.ops.eager import is_tensor
+from fusegen.sizes import ShapeOf, Untold, part_of
 from fusegen.spellings import SPELLED, cast
 from fusegen.unsaid import UNKNOWN, DeviceOf, NotKnownYet, TypeOf
 
 # What torch's functions may be told beside an operation's parameters, where it is not asked for.
 _SWITCHES = ("inplace", "return_indices")
+# What a tensor has of its own, and only a call tells.
+_OWN: Mapping[str, Callable[[Expr], Any]] = {"dtype": TypeOf, "device": DeviceOf, "shape": ShapeOf}
 # What is told a type itself, and does not compute in it.
 _CASTING = ("to", "type")
 # Other names for an argument of an operation.
@@ -44,8 +47,8 @@ def of_torch(
 
 def attribute_of(x: Expr, name: str) -> Any:
     """What x has by this name, as a tensor would: a method that is an operation."""
-    if name in ("dtype", "device"):
-        return TypeOf(x) if name == "dtype" else DeviceOf(x)
+    if name in _OWN:
+        return _OWN[name](x)
     if name.startswith("_") or not (name in UNKNOWN or _is_operation(name)):
         guess = None if name.startswith("_") else nearest(name, [*OPS, *ALIASES])
         hint = f"; did you mean {guess!r}?" if guess else ""
@@ -79,14 +82,13 @@ def _item(x: Expr, key: object, axis: int) -> tuple[Expr, bool]:
     """x indexed along one axis, and whether that is there behind it."""
     if key is None:
         return lookup("unsqueeze")(x, axis), True
-    if isinstance(key, slice) and key == slice(None):
+    if isinstance(key, slice) and key.start is key.stop is key.step is None:
         return x, True
     if isinstance(key, int) and not isinstance(key, bool):
         return lookup("select")(x, axis, key), False
-    raise ChainError(
-        f"x[{key!r}]: an index is an integer, None, ... or a whole slice; for a part of an "
-        "axis slice what the call is given, or, of halves, write x.chunk(2, dim)"
-    )
+    if isinstance(key, slice):
+        return part_of(x, axis, key), True
+    raise ChainError(f"x[{key!r}]: an index is an integer, None, ... or a slice of equal parts")
 
 
 def _is_operation(name: str) -> bool:
@@ -197,6 +199,8 @@ def known(value: Any, where: str) -> Any:
             f"{where}: under torch.no_grad(), or in a torch.autograd.Function, which no chain has; "
             "of what has no gradient write x.detach(), as in x + (q - x).detach()"
         )
+    if isinstance(value, list | tuple) and any(map(is_tensor, value)):
+        return [known(each, where) for each in value]
     if not is_tensor(value):
         return value
     if tracing is not None and id(value) in tracing.tensors:
@@ -209,6 +213,8 @@ def known(value: Any, where: str) -> Any:
 
 def _with_tensors(op: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr, Any], Expr]:
     def found(x: Expr, other: Any) -> Expr:
+        if isinstance(other, Untold):
+            other.refuse()
         return method(x, known(other, op))
 
     return found

@@ -17,7 +17,7 @@ TYPES = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "double"
 # What a tensor knows of itself, and what to write where a chain asks for it.
 UNKNOWN: Mapping[str, str] = {
     **dict.fromkeys(
-        ("shape", "size", "dim", "ndim", "numel"),
+        ("dim", "ndim", "numel"),
         "its axes are not known before a call; flatten(1), unflatten, mean and the like need no "
         "sizes",
     ),
@@ -31,7 +31,7 @@ UNKNOWN: Mapping[str, str] = {
         "a chain follows a product or a convolution: call it with what that gives",
     ),
     **dict.fromkeys(
-        ("cat", "stack", "pad", "gather", "cumsum", "sort", "topk"),
+        ("pad", "gather", "cumsum", "sort", "topk"),
         "no step does it; compile what stands before and behind it as chains of their own",
     ),
     "split": "it needs the size of what is split; of equal parts write x.chunk(2, dim)",
@@ -46,6 +46,7 @@ UNSAID: Mapping[str, str] = {
     "unbind": f"{PARTS}, which select does in text as well",
     "chunk": "its parts are unflatten(-1, (2, -1)) | select(-2, 0), and select(-2, 1)",
     "split": "of equal parts, one is unflatten(-1, (2, -1)) | select(-2, 0)",
+    "cat": "of parts of one shape, it is stack(y, dim=-2) | flatten(-2)",
     "clamp_min": "write clamp(min)",
     "clamp_max": "write clamp(max=max)",
     **{name: f"write to('{dtype}')" for name, dtype in TYPES.items()},

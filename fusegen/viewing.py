@@ -69,7 +69,7 @@ def seen_first(steps: Sequence[Step]) -> int:
     views = [step for step in steps[:number] if step.is_view]
     if len(views) != 1 or views[0].definition is None or views[0].definition.shaping == "view":
         return number if views else 0
-    return number if any(_wants_whole_axes(step) for step in steps[number:]) else 0
+    return number if any(map(_wants_whole_axes, steps[number:])) else 0
 
 
 def seen_shapes(steps: Iterable[Step], shape: Shape) -> tuple[Shape, dict[str, Shape]]:
@@ -89,9 +89,10 @@ def seen_shapes(steps: Iterable[Step], shape: Shape) -> tuple[Shape, dict[str, S
 
 def _wants_whole_axes(step: Step) -> bool:
     definition = step.definition
-    return step.is_view or (
-        definition is not None and bool(definition.window_axes or definition.groups)
-    )
+    if definition is None:
+        return False
+    is_parting = step.is_view and definition.shaping != "merge"
+    return is_parting or bool(definition.window_axes or definition.groups)
 
 
 def made_of_operands(steps: Sequence[Step], before: Iterable[str] = ()) -> list[bool]:

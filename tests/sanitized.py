@@ -13,6 +13,11 @@ import fusegen
 from fusegen.fitting import holds_labels
 
 _TRAINED_NORM = "batch_norm(weight=weight, bias=bias, training=True)"
+_ROTARY = (
+    "keep(y) | unflatten(-1, (2, -1)) | keep(h) | select(-2, 0) | keep(a) | recall(h)"
+    " | select(-2, 1) | neg | stack(a, dim=-2) | flatten(-2) | mul(sin) | keep(r) | recall(y)"
+    " | mul(cos) | add(r)"
+)
 _GATE = (
     "unflatten(-1, (2, -1)) | keep(y) | select(-2, 0) | silu | keep(a) | recall(y)"
     " | select(-2, 1) | mul(a)"
@@ -54,6 +59,11 @@ FAMILIES = [
     (f"layernorm(weight, bias) | {_GATE}", (37, 8192), [(8192,)] * 2),
     (f"amax(0, keepdim=True) | {_GATE} | mean(-1)", (5, 7, 96), []),
     ("unflatten(-1, (3, 2, -1)) | select(2, 0) | rms_norm(weight)", (2, 37, 192), [(32,)]),
+    # Side by side: along the axis that has been taken apart, of channels, and one by one.
+    (_ROTARY, (2, 3, 37, 64), [(37, 64), (37, 64)]),
+    (f"rms_norm(weight) | {_ROTARY}", (2, 3, 37, 64), [(64,), (37, 64), (37, 64)]),
+    ("keep(y) | neg | stack(y, dim=1) | flatten(1, 2) | relu", (5, 9, 6, 6), []),
+    ("stack(b, c, dim=-1) | softmax(-1)", (333, 7), [(333, 7), (333, 7)]),
     ("relu | mean((2, 3))", (9, 5, 7, 7), []),
     ("group_norm(2, weight, bias) | silu", (5, 64, 8, 8), [(64,), (64,)]),
     ("relu | max_pool2d(2) | mean((2, 3))", (2, 3, 120, 124), []),

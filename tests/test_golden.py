@@ -288,6 +288,12 @@ CASES |= {
         " | select(-2, 1) | mul(a) | rms_norm(weight)",
         Situation((64, 1024), dtype="bfloat16"),
     ),
+    "rotary_embeddings": (
+        "keep(y) | unflatten(-1, (2, -1)) | keep(h) | select(-2, 0) | keep(a) | recall(h)"
+        " | select(-2, 1) | neg | stack(a, dim=-2) | flatten(-2) | mul(sin) | keep(r) | recall(y)"
+        " | mul(cos) | add(r)",
+        Situation((8, 16, 64, 128), {"sin": (64, 128), "cos": (64, 128)}),
+    ),
     "some_channels": (
         "add_channel | gelu | mean((2, 3))",
         Situation(shape=(8, 32, 16, 16), gaps=("x",)),

@@ -257,7 +257,6 @@ def scaled_without_gradients(x):
 
 
 WRONG: list[tuple[Callable[..., object], str]] = [
-    (lambda x: x.view(x.size(0), -1), r"x.size: its axes are not known before a call; flatten"),
     (lambda x: x / x.shape[-1], r"x.shape: its axes are not known before a call"),
     (lambda x: x * (2 if x.dtype == torch.float16 else 1), r"x.dtype is not known before a call"),
     (lambda x: x * (1 if x.dtype in (torch.half,) else 2), r"x.dtype is not known before a call"),
@@ -271,7 +270,7 @@ WRONG: list[tuple[Callable[..., object], str]] = [
     (lambda x, w: x @ w, r"x @ y: a chain follows a product or a convolution: call it with what"),
     (lambda x, w: torch.matmul(x, w), r"torch's matmul: a chain follows a product"),
     (lambda x, w: F.linear(x, w), r"torch's linear: a chain follows a product"),
-    (lambda x: torch.cat([x, x]), r"torch's cat: no step does it; compile what stands before"),
+    (lambda x: F.pad(x, (1, 1)), r"torch's pad: no step does it; compile what stands before"),
     (lambda x: x.cumsum(1), r"x.cumsum: no step does it"),
     (lambda x: x.add_(1), r"x.add_ changes x in place, .* write x = x.add\(...\)"),
     (lambda x: F.relu(x, inplace=True), "torch's relu: inplace=True would change what the chain"),
@@ -279,7 +278,7 @@ WRONG: list[tuple[Callable[..., object], str]] = [
     (lambda x: x + 2 if x == x.abs() else x, "no truth value while the chain is built"),
     (lambda x: torch.exp(x, out=x), r"torch's exp: got out=, but a chain's steps"),
     (lambda x: F.interpolate(x, scale_factor=2), r"torch's interpolate is no operation of a chain"),
-    (lambda x: x[1:], r"x\[slice\(1, None, None\)\]: an index is an integer, None"),
+    (lambda x: x[[0, 1]], r"x\[\[0, 1\]\]: an index is an integer, None, ... or a slice"),
     (lambda x: x[..., ...], r"an index has one Ellipsis at most"),
     (lambda x: x[True], r"x\[True\]: an index is an integer"),
     (lambda x: x.sigmod(), r"'Expr' object has no attribute 'sigmod'; did you mean 'sigmoid'"),
@@ -310,7 +309,7 @@ def test_what_a_chain_cannot_do_is_told(function, message):
 
 def test_an_expression_is_none_of_what_a_tensor_is_not():
     with pytest.raises(ChainError, match="must return an expression, got False"):
-        fusegen.chain(lambda x: hasattr(x, "shape") or hasattr(x, "no_such"))
+        fusegen.chain(lambda x: hasattr(x, "numel") or hasattr(x, "no_such"))
     with pytest.raises(ChainError, match=r"no attribute .__array__."):
         fusegen.chain(lambda x: x.__array__())
     with pytest.raises(ChainError, match="no attribute 'relux'"):

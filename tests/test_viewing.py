@@ -336,7 +336,13 @@ def test_shapes_are_told_through_all_segments():
 
 
 # In one segment, where the shape allows it.
-PARTED_AGAIN = ("tanh | flatten(2) | softmax(-1) | unflatten(2, (4, -1)) | mul(w)",)
+# Where what is there before meets what is behind along the axes that it lies along, no cut either.
+IN_ONE = (
+    "tanh | flatten(2) | softmax(-1) | unflatten(2, (4, -1)) | mul(w)",
+    "tanh | keep(y) | gelu | flatten(1) | recall(y) | flatten(2) | sum(2)",
+    "keep(y) | sum((0, 1)) | flatten | unflatten(0, (4, 5)) | add(y)",
+    "mul(w) | flatten(1, 2) | mul(w)",
+)
 
 
 @pytest.mark.parametrize("target", ["cuda", "cpp"])
@@ -344,7 +350,7 @@ PARTED_AGAIN = ("tanh | flatten(2) | softmax(-1) | unflatten(2, (4, -1)) | mul(w
 def test_its_source_is_there_with_gradients(text, target):
     parts, shapes = CHAINS[text]
     situation = Situation(SHAPE, dict(zip(chain(text).operands, shapes, strict=True)))
-    count = 1 if text in PARTED_AGAIN else len(parts)
+    count = 1 if text in IN_ONE else len(parts)
     assert len(sources(chain(text), target, situation, grad=True)) == count
 
 
@@ -396,7 +402,8 @@ def test_explain_tells_of_cuts_and_copies():
 
     cut = told("tanh | reshape(4, -1) | softmax(0)")
     assert "segment 2 of 2: reshape((4, -1)) | softmax(0), cut here: reshape((4, -1)) sees" in cut
-    used = told("mul(w) | flatten(1, 2) | mul(w)", operands={"w": (5,)})
+    crossed = Situation((6, 4), {"w": (6, 1)})
+    used = explain(chain("mul(w) | flatten(0, 1) | mul(w)"), "cuda", crossed, 1000.0)
     assert "cut here: mul(w) uses 'w', which is there before the shape changes" in used
     pooled = told("tanh | flatten(2) | max_pool1d(2)")
     assert "cut here: max_pool1d(2) wants whole axes, which flatten(2) has made others of" in pooled

@@ -13,6 +13,7 @@ from fusegen.ops import (
     primitives,
     reduction,
     reshaping,
+    stacking,
 )
 from fusegen.ops.chain import (
     RESERVED,
@@ -84,6 +85,7 @@ __all__ = [
     "recall",
     "reduction",
     "reshaping",
+    "stacking",
     "takes",
     "text_of",
 ]

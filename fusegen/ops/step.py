@@ -16,7 +16,16 @@ from fusegen.ops.schema import Attribute, Parameter, integers, parameters_of, sp
 from fusegen.windowing import Slide, Window, size_of, sliding
 
 Shaping = Literal[
-    "same", "reduce", "squeeze", "unsqueeze", "merge", "split", "view", "loss", "class_loss"
+    "same",
+    "reduce",
+    "squeeze",
+    "unsqueeze",
+    "merge",
+    "split",
+    "view",
+    "stack",
+    "loss",
+    "class_loss",
 ]
 VIEWS = ("merge", "split", "view")
 
@@ -42,8 +51,9 @@ class Definition:
     that are reduced. Without it they are tiles of the attribute kernel_size. shaping says what
     becomes of the axes: "reduce" leaves one wide or drops those of its attribute dim, "squeeze" and
     "unsqueeze" drop and add axes of one value, "merge" makes those from start_dim to end_dim one,
-    "split" makes dim several of the given sizes, "view" lays all out in another shape, "loss"
-    reduces all axes, unless its attribute reduction is "none", and "class_loss" then that of the
+    "split" makes dim several of the given sizes, "view" lays all out in another shape, "stack" puts
+    operands beside x along a new axis dim, which the body sees, "loss" reduces all axes, unless its
+    attribute reduction is "none", and "class_loss" then that of the
     classes. groups names the attribute that says into how many groups axis 1 is split: the body
     then sees two axes there.
     keeps_dtype is for an operation whose result has x's type, whatever its parameters have, and
