@@ -231,7 +231,7 @@ def _told_by_result(plain: Program) -> Program:
     assert value is not None
     leaf = ir.tensor(f"{name}_found", value.extent, value.rank)
     told = told_by_result(value, leaf)
-    if told is None:
+    if told is None or value.extent != plain.spans[0]:  # which is larger in memory
         return plain
     saved = (*plain.saved, (leaf, ir.tensor(name, value.extent, value.rank)))
     return min(replace(plain, values=(told, *plain.values[1:]), saved=saved), plain, key=_most_read)
@@ -245,7 +245,7 @@ def _reading_results(plain: Program) -> Program:
         if i == 0:
             continue  # of the chain's last value nobody else has need
         value, name = plain.values[i], plain.output_names[i]
-        if value is None or value.op == "input":
+        if value is None or value.op == "input" or value.extent != plain.spans[i]:
             continue
         leaf = ir.tensor(name, value.extent, value.rank)
         other = replace(plain, saved=(*plain.saved, (value, leaf)))
