@@ -18,6 +18,7 @@ from fusegen.fitting import (
     crossed,
     dims_of,
     holds_labels,
+    labels_shape,
     placed_along,
     rearranged,
     require_axis,
@@ -39,10 +40,9 @@ from fusegen.takingup import course_of, taken_up
 from fusegen.viewing import (
     are_views,
     made_of_operands,
-    merged_span,
+    seen_behind,
     seen_first,
     seen_shapes,
-    shape_behind,
 )
 from fusegen.windowing import Window, windows_along
 
@@ -223,33 +223,12 @@ class _Binding:
 
     def _view(self, step: Step, *, is_last: bool) -> Place:
         """See the running value in another shape; is_last says that only views follow."""
-        definition, before = step.definition, self.running
-        assert definition is not None
-        require_axis(step, before.shape)
-        shape = shape_behind(step, before.shape)
-        if definition.shaping == "merge":
-            self.running = before.merged(*merged_span(step, before.shape))
-        elif (found := self._parts(step, definition, shape)) is not None:
-            self.running = before.parted(*found)
-        else:
-            if not is_last:
-                raise UnsupportedError(f"{step.text}: parts axes otherwise than they were made one")
-            self.running = before.seen_as(shape)
-        return Place(before.axes, before.axes, (), "")
-
-    def _parts(
-        self, step: Step, definition: Definition, shape: Shape
-    ) -> tuple[int, Shape, Axes] | None:
-        """The axis that a step parts, and its parts; None where they cannot be followed."""
-        if definition.shaping != "split" or self.windows:
-            return None
         before = self.running
-        (dim,) = dims_of(step, before.shape)
-        sizes = shape[dim : len(shape) - len(before.shape) + dim + 1]
-        try:
-            return dim, sizes, self.atlas.parts_of(before.axes[dim], sizes)
-        except CrossedAxesError:
-            return None
+        require_axis(step, before.shape)
+        self.running = seen_behind(
+            step, before, self.atlas, is_last=is_last, is_pooled=bool(self.windows)
+        )
+        return Place(before.axes, before.axes, (), "")
 
     def _kind(self, name: str) -> tuple[Shape, str]:
         """The shape and the element type of an operand."""
@@ -322,6 +301,9 @@ class _Binding:
     def _placed(self, step: Step, placement: str, name: str, shape: Shape) -> Axes:
         """The axes of a per-channel or trailing operand, or of noise."""
         running = self.running
+        if placement == "labels":
+            seen = self.given_x[0] if self.views_of_x else ()
+            shape = labels_shape(shape, running, self.atlas, seen)
         axes = placed_along(step, placement, name, running.shape, shape)
         aligned = tuple(
             running.along(a) if a in axes else () for a in range(-len(running.shape), 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fusegen import ir
-from fusegen.axes import Shape, Value
+from fusegen.axes import Atlas, Shape, Value
 from fusegen.errors import ArgumentError
 from fusegen.ops import RUNNING, Chain, Definition, Step
 from fusegen.ops.loss import class_axis
@@ -208,6 +208,21 @@ def _channel_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.E
             f"{running}"
         )
     return frozenset({axis})
+
+
+def labels_shape(shape: Shape, value: Value, atlas: Atlas, before: Shape) -> Shape:
+    """The shape of labels: that of a value beside its classes, where they lie in the shape of the
+    axes that its own were made of, or in that of all axes but one before they were seen as others.
+    """
+    rank = len(value.shape)
+    others = [a for a in range(-rank, 0) if a != class_axis(rank)]
+    wanted = tuple(value.size(axis) for axis in others)
+    made_of = tuple(atlas.sizes[a] for axis in others for a in atlas.resolve(value.axes[axis]))
+    is_apt = shape == made_of or any(
+        shape == (*before[:i], *before[i + 1 :]) and math.prod(shape) == math.prod(wanted)
+        for i in range(len(before))
+    )
+    return wanted if is_apt else shape
 
 
 def _labelled_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.Extent:

@@ -7,8 +7,9 @@ their axes, what is reduced over those axes is reduced over the windows and what
 where they overlap or leave something out, over elements, each once. Whether that can be done is a
 matter of shapes. A norm along one axis, with windows across others, is pooled row by row where
 rows and windows are such that a bundle of them is held on the chip. Sums of what is pooled are
-added up window by window, where nothing else is computed of that. Axes that were made one may be
-parted again, at places where one of them ends or within one. Else the chain is cut there.
+added up window by window, where nothing else is computed of that. Axes are followed through views
+where what each joins or parts ends where an axis or a part of one does, so that what was there
+before may meet what is behind. Else the chain is cut there.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ def ways(chain: Chain) -> tuple[Way, ...]:
     """The segments that a chain can be cut into; of several, those are the best that come first.
     The last fit any shape.
     """
-    shapings = [s.definition.shaping for s in chain.steps if s.definition is not None]
-    may_part = (True, False) if "merge" in shapings else (False,)
+    may_part = (True, False) if any(s.is_view for s in chain.steps) else (False,)
     may_be_aside = (True, False) if any(s.taken_up for s in chain.steps) else (False,)
     flags = itertools.product(may_be_aside, may_part, (True, False), (True, False))
     found: dict[Way, None] = {}

@@ -14,6 +14,7 @@ from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
 from fusegen.layouts import dtype_name
 from fusegen.ops import Chain, Op, Step
+from fusegen.ops.loss import class_axis
 
 _TORCH: Mapping[str, Callable[..., Any]] = {
     "neg": torch.neg,
@@ -112,6 +113,14 @@ def _run_step(step: Step, x: Tensor, operands: Mapping[str, Tensor]) -> Tensor:
     attributes = dict(step.attributes)
     if function is None:
         return _run_body(definition, x, operands, attributes)
+    if x.dim() > 0:  # labels may lie in the shape that x's axes were made of
+        classes = x.dim() + class_axis(x.dim())
+        wanted = [size for axis, size in enumerate(x.shape) if axis != classes]
+        labels = {
+            n: t for n, t in operands.items() if definition.parameter(n).placement == "labels"
+        }
+        apt = {n: t.reshape(wanted) for n, t in labels.items() if t.numel() == math.prod(wanted)}
+        operands = {**operands, **apt}
     result: Tensor = function(x, **operands, **attributes)
     return result
 

@@ -66,7 +66,7 @@ def segments(
 ) -> tuple[Segment, ...]:
     """The chain in segments: one, where nothing demands more. With `joins`, what is reduced may be
     pooled in its segment; with `sums`, what is pooled may be added up there; with `parts`, axes
-    that were made one may be parted again; with `aside`, operands that a chain goes on with may
+    are followed through all views; with `aside`, operands that a chain goes on with may
     change their shape beside a value that is kept.
     """
     steps = chain.steps
@@ -322,8 +322,8 @@ class _Views:
             is_followed = definition.shaping == "merge" or are_views(self.steps[i:])
             if not is_begun or is_followed:
                 return ""
-            is_parted = self.parted is not None and not (self.parts and _is_merge(self.parted))
-            if definition.shaping == "view" or is_pooled or is_parted:
+            is_parted = self.parted is not None or definition.shaping == "view"
+            if is_pooled or (is_parted and not self.parts):
                 return f"{step.text} sees what is there in a shape of its own"
             return ""
         if self.parted is not None:
@@ -331,10 +331,6 @@ class _Views:
             if is_pooling or (definition.groups and self.from_axis < 2):
                 return f"{step.text} wants whole axes, which {self.parted.text} has made others of"
         return ""
-
-
-def _is_merge(step: Step) -> bool:
-    return step.definition is not None and step.definition.shaping == "merge"
 
 
 def _first_axis(step: Step) -> int:

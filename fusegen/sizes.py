@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NoReturn
@@ -31,7 +31,12 @@ class Untold:
         """Raise NotKnownYet: what is asked for is not told yet."""
         raise NotKnownYet(_UNTOLD)
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__ = __rpow__ = refuse
+    def product(self, other: object) -> Untold:
+        """A size that is made of others: what is left where all others are known."""
+        return Untold() if isinstance(other, int | Untold) else self.refuse()
+
+    __mul__ = __rmul__ = __floordiv__ = product
+    __add__ = __radd__ = __sub__ = __rsub__ = __pow__ = __rpow__ = refuse
     __truediv__ = __rtruediv__ = __rfloordiv__ = __mod__ = __neg__ = refuse
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refuse
     __bool__ = __int__ = __float__ = __index__ = refuse
@@ -43,11 +48,14 @@ class Untold:
 
 @dataclass(frozen=True, eq=False)
 class SizeOf(Untold):
-    """The size of an axis of a value, or a fraction of it."""
+    """The size of an axis of a value, or a fraction of it; rank is how many axes it has, where the
+    code says so.
+    """
 
     value: Expr
     axis: int
     part: Fraction = Fraction(1)
+    rank: int = 0
 
     def __floordiv__(self, number: object) -> SizeOf:
         if not isinstance(number, int) or number < 1:
@@ -92,7 +100,8 @@ class ShapeOf(Untold):
         asking = sys._getframe(1)
         code = asking.f_code.co_code
         if dis.opname[code[asking.f_lasti]] == "UNPACK_SEQUENCE":
-            return iter([SizeOf(self.value, i) for i in range(code[asking.f_lasti + 1])])
+            rank = code[asking.f_lasti + 1]
+            return iter([SizeOf(self.value, i, rank=rank) for i in range(rank)])
         return iter([Leading(self.value, None)])
 
 
@@ -122,7 +131,9 @@ def seen_in(x: Expr, shape: Sequence[Any]) -> Expr:
     while rest and _is_whole(x, rest[-1], -1 - trailing):
         rest.pop()
         trailing += 1
-    told = all(isinstance(size, int) for size in rest)
+    if sum(isinstance(size, Untold) for size in rest) == 1 and -1 not in _numbers(rest):
+        rest = [-1 if isinstance(size, Untold) else size for size in rest]  # which is what is left
+    told = len(_numbers(rest)) == len(rest)
     is_apt = told and bool(rest) and (leading >= 0 or not trailing)
     if not is_apt or (trailing and len(rest) > 1):
         raise NotKnownYet(
@@ -132,6 +143,10 @@ def seen_in(x: Expr, shape: Sequence[Any]) -> Expr:
     if leading != -1:
         x = lookup("flatten")(x, leading, -1 - trailing)
     return x if rest == [-1] else lookup("unflatten")(x, leading if leading >= 0 else -1, (*rest,))
+
+
+def _numbers(sizes: Iterable[object]) -> list[int]:
+    return [size for size in sizes if isinstance(size, int)]
 
 
 def _with_last(x: Expr, sizes: Sequence[Any]) -> Expr:
@@ -145,7 +160,9 @@ def _with_last(x: Expr, sizes: Sequence[Any]) -> Expr:
 
 def _is_whole(x: Expr, size: object, axis: int) -> bool:
     """Whether it is the size of that axis of x."""
-    if not isinstance(size, SizeOf) or size.axis != axis or size.part != 1:
+    if not isinstance(size, SizeOf) or size.part != 1:
+        return False
+    if axis not in (size.axis, size.axis - (size.rank or size.axis)):
         return False
     _require_alike(x, size.value)
     return True

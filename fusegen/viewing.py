@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from fusegen.axes import Shape
+from fusegen.axes import Atlas, CrossedAxesError, Shape, Value, flat
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.fitting import dims_of, require_axis
 from fusegen.ops import Step
@@ -23,6 +23,33 @@ def shape_behind(step: Step, running: Shape) -> Shape:
         sizes = _filled(step, attributes["sizes"], running[dim], f"its axis {dim}", running)
         return (*running[:dim], *sizes, *running[dim + 1 :])
     return _filled(step, attributes["shape"], math.prod(running), "it", running)
+
+
+def seen_behind(
+    step: Step, before: Value, atlas: Atlas, *, is_last: bool, is_pooled: bool
+) -> Value:
+    """A value behind a view step, along the axes that it was along; where only views follow, the
+    result may be one whose axes are not known any more.
+
+    Raises UnsupportedError where they have to be, and cannot be followed.
+    """
+    assert step.definition is not None
+    shape = shape_behind(step, before.shape)
+    if step.definition.shaping == "merge":
+        return before.merged(*merged_span(step, before.shape))
+    is_split = step.definition.shaping == "split"
+    try:
+        if is_pooled or (is_last and not is_split):
+            raise CrossedAxesError
+        if not is_split:
+            return Value(shape, atlas.parts_of(flat(before.axes), shape), ((),) * len(shape))
+        (dim,) = dims_of(step, before.shape)
+        sizes = shape[dim : len(shape) - len(before.shape) + dim + 1]
+        return before.parted(dim, sizes, atlas.parts_of(before.axes[dim], sizes))
+    except CrossedAxesError:
+        if is_last:
+            return before.seen_as(shape)
+    raise UnsupportedError(f"{step.text}: parts axes otherwise than they were made one")
 
 
 def merged_span(step: Step, running: Shape) -> tuple[int, int]:

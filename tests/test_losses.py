@@ -224,3 +224,56 @@ def test_weights_of_logits_have_no_part_in_what_is_differentiated_twice(reductio
     torch.testing.assert_close(fused(x, t, w, p), fused.reference(x, t, w, p))
     assert torch.autograd.gradcheck(fused, (x, t, w, p))
     assert has_right_second_derivatives(fused, (x, t, w, p))
+
+
+def of_tokens(logits, labels):
+    """As a language model has it."""
+    return F.cross_entropy(logits.view(-1, logits.size(-1)), labels.view(-1))
+
+
+def of_many_tokens(logits, labels):
+    logits = 30 * torch.tanh(logits.float() / 30)
+    return F.cross_entropy(logits.view(-1, 12), labels.reshape(-1), reduction="sum")
+
+
+def of_log_p(logits, labels):
+    return F.nll_loss(F.log_softmax(logits, -1).reshape(-1, 12), labels.flatten())
+
+
+def of_pixels(logits, labels):
+    return F.cross_entropy(logits.unflatten(-1, (4, 3)).flatten(2), labels)
+
+
+LABELS_ELSEWHERE = [
+    (of_tokens, (3, 5, 12), (3, 5)),
+    (of_tokens, (1, 5, 12), (1, 5)),
+    (of_tokens, (2, 3, 2, 12), (2, 3, 2)),
+    (of_many_tokens, (3, 5, 12), (3, 5)),
+    (of_many_tokens, (3, 5, 12), (15,)),
+    (of_log_p, (3, 5, 12), (3, 5)),
+    (lambda x, t: F.cross_entropy(x.view(-1, 12), t.view(-1)), (3, 5, 12), (3, 5)),
+    (lambda x, t: F.cross_entropy(x.flatten(2), t.flatten(1)), (3, 12, 4, 5), (3, 4, 5)),
+    (of_pixels, (3, 4, 12), (3, 12)),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "labels"), LABELS_ELSEWHERE, ids=[f"{c[1:]}" for c in LABELS_ELSEWHERE]
+)
+def test_labels_may_be_seen_in_the_shape_that_x_is_seen_in(function, shape, labels, device):
+    x = torch.randn(shape, device=device, dtype=torch.float64, requires_grad=True)
+    t = torch.randint(4, labels, device=device)
+    t.view(-1)[1] = -100
+    fused = fusegen.compile(function)
+    ours, wanted, other = fused(x, t), function(x, t), fused.reference(x, t)
+    torch.testing.assert_close(ours, wanted)
+    torch.testing.assert_close(other, wanted)
+    torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(wanted, x))
+    assert [len(way) for way in fused._parts if way[0].plans] == [1]
+
+
+def test_labels_of_another_shape_than_that_are_told():
+    x, fused = torch.randn(3, 5, 12), fusegen.compile(of_tokens)
+    for shape in ((5, 3), (3, 5, 1), (16,)):
+        with pytest.raises(ArgumentError, match=r"'labels' got shape .*, wanted \(15,\)"):
+            fused(x, torch.zeros(shape, dtype=torch.int64))

@@ -57,8 +57,22 @@ def attended(x, weight):
 
 
 def of_images(x):
-    b, c, _h, _w = x.shape
-    return F.silu(x).reshape(b, c, -1).mean(-1)
+    b, c, h, w = x.shape
+    return F.silu(x).reshape(b, c, h * w).mean(-1)
+
+
+def of_heads(x):
+    b, s, d = x.shape
+    return F.silu(x).view(b, s, 4, d // 4).softmax(-1).flatten(0, 1)
+
+
+def of_tokens(x):
+    b, s, d = x.shape
+    return F.silu(x).view(b * s, d)
+
+
+def in_groups(x):
+    return F.silu(x).view(-1, 4).softmax(-1).view(3, -1, 2).sum(-1)
 
 
 X = (2, 3, 4, 16)
@@ -85,6 +99,9 @@ FUNCTIONS = [
     (lambda x: x.view(*x.shape[:-1], 2, -1).softmax(-1).flatten(-2), (3, 5, 12), []),
     (lambda x: F.gelu(x).view((*x.shape[:-2], -1)), (2, 3, 4), []),
     (of_images, (2, 3, 4, 5), []),
+    (of_heads, (2, 3, 16), []),
+    (of_tokens, (2, 3, 16), []),
+    (in_groups, (6, 2, 8), []),
     (lambda x: (x * 2).view(*x.shape, 1) * x.view(x.shape).unsqueeze(-1), (3, 4), []),
 ]
 
@@ -238,7 +255,8 @@ WRONG = [
     (lambda x: x.flatten(1).view(x.shape), "the sizes of another value"),
     (lambda x, y: (x + y).view(x.shape[0], -1), "the sizes of another value"),
     (lambda x: x.view(*x.shape, 2), "behind all of x's sizes only 1"),
-    (lambda x: x.view(x.shape[0], x.shape[-1] * 2), UNTOLD),
+    (lambda x: x.view(x.shape[0], x.shape[-1] + 2), UNTOLD),
+    (lambda x: x.view(x.shape[0] * 2, x.shape[1] * 2), "what is not the size of one of x's first"),
     (lambda x: x.view(x.shape[0], -1, 2, x.shape[-1]), "what is not the size of one of x's first"),
     (lambda x: x / x.shape[-1], UNTOLD),
     (lambda x: x * x.size(-1) ** -0.5, UNTOLD),

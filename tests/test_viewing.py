@@ -342,6 +342,7 @@ IN_ONE = (
     "tanh | keep(y) | gelu | flatten(1) | recall(y) | flatten(2) | sum(2)",
     "keep(y) | sum((0, 1)) | flatten | unflatten(0, (4, 5)) | add(y)",
     "mul(w) | flatten(1, 2) | mul(w)",
+    "tanh | reshape(4, -1) | softmax(0)",
 )
 
 
@@ -400,8 +401,8 @@ def test_explain_tells_of_cuts_and_copies():
     def told(text, **more):
         return explain(chain(text), "cuda", Situation(SHAPE, **more), 1000.0)
 
-    cut = told("tanh | reshape(4, -1) | softmax(0)")
-    assert "segment 2 of 2: reshape((4, -1)) | softmax(0), cut here: reshape((4, -1)) sees" in cut
+    cut = told("tanh | reshape(5, -1) | softmax(0)")
+    assert "segment 2 of 2: reshape((5, -1)) | softmax(0), cut here: reshape((5, -1)) sees" in cut
     crossed = Situation((6, 4), {"w": (6, 1)})
     used = explain(chain("mul(w) | flatten(0, 1) | mul(w)"), "cuda", crossed, 1000.0)
     assert "cut here: mul(w) uses 'w', which is there before the shape changes" in used

@@ -40,6 +40,14 @@ def lookup(name: str) -> Op:
     return found
 
 
+def _as_given(labels: Expr) -> Expr:
+    """Labels without the views of them, which may have x's axes in the shape that x was given."""
+    found = labels
+    while found.op == "call" and isinstance(found.attrs[0], Op) and found.attrs[0].is_view:
+        found = found.args[0]
+    return found if found.op == "input" else labels
+
+
 def _restore(name: str, module: str) -> Op:
     """An op where it is unpickled: importing the module that defines a user's own registers it."""
     if name not in OPS:
@@ -196,7 +204,7 @@ class Op(Definition):
         for p in self.parameters:
             value = given.get(p.name)
             if isinstance(value, Expr) and p.takes_tensor:
-                operands.append((p.name, value))
+                operands.append((p.name, _as_given(value) if p.placement == "labels" else value))
             elif p.takes_tensor and isinstance(value, str):
                 raise BadArgument(f"{self.name}: {p.name} wants an expression, got {value!r}")
             elif p.takes_tensor and value is None and p.required:
