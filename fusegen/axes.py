@@ -252,11 +252,13 @@ class Atlas:
     def split(self, axes: Iterable[int], groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """An axis in so many groups of equal size: the axes that count groups, and those within.
 
-        Raises CrossedAxesError where it is split in another way already.
+        Raises CrossedAxesError where it is split in another way already, or not known.
         """
         rest = list(self.resolve(axes))
         outer: list[int] = []
         while groups > 1:
+            if not rest:
+                raise CrossedAxesError
             axis = rest.pop(0)
             size = self.sizes[axis]
             if groups % size and size % groups:

@@ -49,7 +49,10 @@ def seen_behind(
     except CrossedAxesError:
         if is_last:
             return before.seen_as(shape)
-    raise UnsupportedError(f"{step.text}: parts axes otherwise than they were made one")
+    raise UnsupportedError(
+        f"{step.text}: the axes of a value of shape {before.shape} cannot be followed into {shape}; "
+        "compile what stands behind it as a chain of its own"
+    )
 
 
 def merged_span(step: Step, running: Shape) -> tuple[int, int]:

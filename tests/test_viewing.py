@@ -397,6 +397,32 @@ def test_shapes_that_fit_are_assumed_where_none_are_given(text):
     assert sources(chain(text), "cpp", Situation(), grad=True)
 
 
+FOLLOWED = [
+    # Views at the end of which the last one parts what the first has joined, across its axes.
+    ("mean(2) | tanh | reshape((8, 24, 2)) | unflatten(1, (6, 2, 2))", (8, 4, 4, 12), [], 1),
+    (
+        "keep(y) | tanh | reshape(4, 3, -1) | softmax(1) | reshape(2, 6, 4, 5) | mul(y)",
+        SHAPE,
+        [],
+        1,
+    ),
+    ("keep(y) | unflatten(1, (2, 3)) | softmax(2) | flatten(1, 2) | add(y)", SHAPE, [], 1),
+    ("mul(w) | unflatten(1, (2, 3)) | softmax(2) | mul(w)", SHAPE, [(5,)], 1),
+    ("tanh | reshape(-1, 5) | mul(w) | reshape(2, 6, -1) | amax(-1)", SHAPE, [(5,)], 1),
+    # Across other places than axes end at.
+    ("tanh | reshape(5, -1) | softmax(0) | reshape(2, 6, 4, 5)", SHAPE, [], 2),
+    ("keep(y) | tanh | reshape(5, -1) | softmax(0) | reshape(2, 6, 4, 5) | mul(y)", SHAPE, [], 3),
+]
+
+
+@pytest.mark.parametrize(("text", "shape", "operands", "count"), FOLLOWED, ids=str)
+def test_axes_are_followed_through_views(text, shape, operands, count, device):
+    tensors = [torch.randn(s, dtype=torch.float64, device=device) for s in (shape, *operands)]
+    fused = fusegen.compile(text)
+    compare(fused, [t.requires_grad_() for t in tensors])
+    assert [len(way) for way in fused._parts if way[0].plans] == [count]
+
+
 def test_explain_tells_of_cuts_and_copies():
     def told(text, **more):
         return explain(chain(text), "cuda", Situation(SHAPE, **more), 1000.0)
