@@ -50,8 +50,8 @@ def seen_behind(
         if is_last:
             return before.seen_as(shape)
     raise UnsupportedError(
-        f"{step.text}: the axes of a value of shape {before.shape} cannot be followed into {shape}; "
-        "compile what stands behind it as a chain of its own"
+        f"{step.text}: the axes of a value of shape {before.shape} cannot be followed into "
+        f"{shape}; compile what stands behind it as a chain of its own"
     )
 
 

@@ -13,6 +13,12 @@ _GATE = (
     "select(-2, 1) | mul(gate)"
 )
 
+_ROTARY = (
+    "keep(y) | unflatten(-1, (2, -1)) | keep(h) | select(-2, 0) | keep(a) | recall(h) | "
+    "select(-2, 1) | neg | stack(a, dim=-2) | flatten(-2) | mul(sin) | keep(r) | recall(y) | "
+    "mul(cos) | add(r)"
+)
+
 # chain, the shape of x, the shapes of the operands
 CHAINS = [
     ("leaky_relu(0.2) | add(p) | clamp(-1, 1) | gelu", (4, 8, 3, 5, 6), [(8, 1, 1, 1)]),
@@ -29,6 +35,7 @@ CHAINS = [
     (f"add(p) | {_GATE}", (3, 5, 64), [(64,)]),
     (f"{_GATE} | rms_norm(weight)", (3, 5, 64), [(32,)]),
     (f"layernorm(weight, bias) | {_GATE}", (3, 5, 64), [(64,), (64,)]),
+    (_ROTARY, (2, 3, 7, 32), [(7, 32), (7, 32)]),
     ("layernorm(weight, bias) | select(1, 0)", (3, 5, 24), [(24,), (24,)]),
     ("log_softmax(-1) | mul(t) | sum(-1) | neg | mean", (7, 50), [(7, 50)]),
     ("cross_entropy(target)", (3, 7, 6, 5), [(3, 6, 5)]),

@@ -40,6 +40,17 @@ ROWS: tuple[Row, ...] = (
         (-1, -1),
         (0.75, 2.0),
     ),
+    # Queries turned by angles that have gradients too.
+    (
+        "rotary",
+        "keep(y) | unflatten(-1, (2, -1)) | keep(h) | select(-2, 0) | keep(a) | recall(h) | "
+        "select(-2, 1) | neg | stack(a, dim=-2) | flatten(-2) | mul(sin) | keep(r) | recall(y) | "
+        "mul(cos) | add(r)",
+        (8, 32, 2048, 128),
+        (1, 2, 2048, 128),
+        ((2048, 128), (2048, 128)),
+        (1.0, 2.5),
+    ),
     # The token by which a transformer of images tells them apart: x's gradient is zero elsewhere.
     (
         "layernorm-select",
