@@ -6,8 +6,10 @@ another shape, as in `x.view(*x.shape[:-1], 2, -1)`, or for a part of an axis, a
 from __future__ import annotations
 
 import dis
+import itertools
+import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NoReturn
@@ -17,6 +19,10 @@ from fusegen.ir import Expr
 from fusegen.ops import Op, lookup
 from fusegen.unsaid import NotKnownYet
 
+_OF_ANOTHER = (
+    "x.view: got the sizes of another value than the one that is seen in another shape; ask that "
+    "one, as in y.view(*y.shape[:-1], 2, -1)"
+)
 _UNTOLD = (
     "x.shape: its axes are not known before a call; a size may stand where a value is seen in "
     "another shape, as in x.view(x.shape[0], -1), and x.shape[-1] // 2 where an axis is cut; mean "
@@ -56,6 +62,10 @@ class SizeOf(Untold):
     axis: int
     part: Fraction = Fraction(1)
     rank: int = 0
+
+    def is_axis(self, axis: int, rank: int) -> bool:
+        """Whether it is the whole size of that axis of so many."""
+        return self.axis == axis and self.part == 1 and self.rank == rank
 
     def __floordiv__(self, number: object) -> SizeOf:
         if not isinstance(number, int) or number < 1:
@@ -116,37 +126,82 @@ def are_told_by_call(shape: Sequence[object]) -> bool:
 
 
 def seen_in(x: Expr, shape: Sequence[Any]) -> Expr:
-    """x in a shape whose first or last sizes are those of its own axes."""
-    leading, rest = 0, [*shape]
+    """x in a shape whose first or last sizes are those of its own axes, or parts of those."""
+    rest = [*shape]
     if isinstance(shape[0], Leading):
         first = rest.pop(0)
-        _require_alike(x, first.value)
         if first.stop is None:
-            return _with_last(x, rest)
-        leading = first.stop
-    while rest and leading >= 0 and _is_whole(x, rest[0], leading):
-        del rest[0]
-        leading += 1
+            return _with_last(_back_to(x, first.value), rest)
+        _require_alike(x, first.value)
+        return _with_rest(x, first.stop, rest, 0)
+    if _are_first(rest):
+        count = sum(size != 1 for size in map(_number, rest))
+        return _with_last(lookup("flatten")(x, count - 1), rest[count:])
+    if all(isinstance(s, SizeOf) and s.is_axis(i, len(rest)) for i, s in enumerate(rest)):
+        return _back_to(x, rest[0].value)
+    place, given = 0, x
+    for axis in itertools.count():
+        parts = _parts_of(given, rest, axis)
+        if not parts:
+            break
+        x = lookup("unflatten")(x, place, parts) if len(parts) > 1 else x
+        place, rest = place + len(parts), rest[len(parts) :]
     trailing = 0
-    while rest and _is_whole(x, rest[-1], -1 - trailing):
+    while rest and _parts_of(given, rest[-1:], -1 - trailing):
         rest.pop()
         trailing += 1
-    if sum(isinstance(size, Untold) for size in rest) == 1 and -1 not in _numbers(rest):
+    if not (rest or trailing) and all(s.rank == axis for s in shape if isinstance(s, SizeOf)):
+        return x
+    return _with_rest(x, place, rest, trailing)
+
+
+def _with_rest(x: Expr, leading: int, rest: Sequence[Any], trailing: int) -> Expr:
+    """x, of whose axes so many stay, in other sizes between those."""
+    if sum(isinstance(size, Untold) for size in rest) == 1 and -1 not in map(_number, rest):
         rest = [-1 if isinstance(size, Untold) else size for size in rest]  # which is what is left
-    told = len(_numbers(rest)) == len(rest)
-    is_apt = told and bool(rest) and (leading >= 0 or not trailing)
-    if not is_apt or (trailing and len(rest) > 1):
+    is_told = bool(rest) and all(isinstance(size, int) for size in rest)
+    if not is_told or (trailing and (leading < 0 or len(rest) > 1)):
         raise NotKnownYet(
             "x.view: what is not the size of one of x's first axes has to be a number, with one -1 "
             f"for what is left, as in x.view(*x.shape[:-1], 2, -1); {_UNTOLD}"
         )
     if leading != -1:
         x = lookup("flatten")(x, leading, -1 - trailing)
-    return x if rest == [-1] else lookup("unflatten")(x, leading if leading >= 0 else -1, (*rest,))
+    at = leading if leading >= 0 else -1
+    return x if [*rest] == [-1] else lookup("unflatten")(x, at, (*rest,))
 
 
-def _numbers(sizes: Iterable[object]) -> list[int]:
-    return [size for size in sizes if isinstance(size, int)]
+def _number(size: object) -> int:
+    return size if isinstance(size, int) else 0
+
+
+def _are_first(sizes: Sequence[object]) -> bool:
+    """Whether these are sizes of a value's first axes, and ones: the shape of what has been reduced
+    along all others, whatever value was asked.
+    """
+    sized = [s for s in sizes if isinstance(s, SizeOf)]
+    are_whole = all(s.axis == i and s.part == 1 != s.rank for i, s in enumerate(sized))
+    others = sizes[len(sized) :]
+    is_all = any(s.rank == len(sized) for s in sized) and not others
+    return are_whole and bool(sized) and not is_all and all(_number(s) == 1 for s in others)
+
+
+def _parts_of(x: Expr, sizes: Sequence[Any], axis: int) -> tuple[int, ...]:
+    """Of the first sizes those of an axis of x, or of parts of it, with -1 for what x's own size
+    says; () where none are.
+    """
+    own: list[SizeOf] = []
+    for count, size in enumerate(sizes, start=1):
+        if not isinstance(size, SizeOf) and _number(size) < 1:
+            return ()
+        own += [size] if isinstance(size, SizeOf) else []
+        if len(own) > 1 or any(axis not in (o.axis, o.axis - (o.rank or o.axis)) for o in own):
+            return ()
+        numbers = [_number(s) or -1 for s in sizes[:count]]
+        if own and own[0].part * abs(math.prod(numbers)) == 1:
+            _require_alike(x, own[0].value)
+            return tuple(numbers)
+    return ()
 
 
 def _with_last(x: Expr, sizes: Sequence[Any]) -> Expr:
@@ -158,32 +213,38 @@ def _with_last(x: Expr, sizes: Sequence[Any]) -> Expr:
     return x
 
 
-def _is_whole(x: Expr, size: object, axis: int) -> bool:
-    """Whether it is the size of that axis of x."""
-    if not isinstance(size, SizeOf) or size.part != 1:
-        return False
-    if axis not in (size.axis, size.axis - (size.rank or size.axis)):
-        return False
-    _require_alike(x, size.value)
-    return True
-
-
 def _require_alike(x: Expr, other: Expr) -> None:
-    """Raise where it is not sure that two values have one shape: other is neither x, nor what x was
-    made of, step by step, with nothing that could change its axes.
+    """Raise where it is not sure that two values have one shape."""
+    if _splits_since(x, other):
+        raise NotKnownYet(_OF_ANOTHER)
+
+
+def _splits_since(x: Expr, other: Expr) -> list[tuple[int, int]]:
+    """Which axes of other have been parted, and in how many, the last first, until it was x, if
+    nothing else could change its axes step by step; else it raises.
     """
+    found: list[tuple[int, int]] = []
     while x is not other:
         made = x.attrs[0] if x.op == "call" else None
+        is_split = isinstance(made, Op) and made.shaping == "split"
+        if is_split:
+            told: dict[str, Any] = dict(x.attrs[2])  # type: ignore[call-overload]
+            found.append((told["dim"], len(told["sizes"])))
         is_same = not isinstance(made, Op) or (made.shaping == "same" and not made.window_axes)
         values = [arg for arg in x.args if arg.op != "const"]
         if isinstance(made, Op) and not any(p.broadcasts for p in made.parameters):
             values = values[:1]
-        if not is_same or len(values) != 1:
-            raise NotKnownYet(
-                "x.view: got the sizes of another value than the one that is seen in another "
-                "shape; ask that one, as in y.view(*y.shape[:-1], 2, -1)"
-            )
+        if not (is_same or is_split) or len(values) != 1:
+            raise NotKnownYet(_OF_ANOTHER)
         (x,) = values
+    return found
+
+
+def _back_to(x: Expr, other: Expr) -> Expr:
+    """x in the shape that another value had when it was not parted yet."""
+    for dim, count in _splits_since(x, other):
+        x = lookup("flatten")(x, *((dim, dim + count - 1) if dim >= 0 else (dim - count + 1, dim)))
+    return x
 
 
 def part_of(x: Expr, axis: int, key: slice) -> Expr:

@@ -66,6 +66,27 @@ def of_heads(x):
     return F.silu(x).view(b, s, 4, d // 4).softmax(-1).flatten(0, 1)
 
 
+def in_heads_and_back(x):
+    b, s, d = x.shape
+    return (F.silu(x).view(b, s, 4, d // 4).softmax(-1) * 2).view(b, s, d) * x
+
+
+def of_groups(x):
+    b, c, h, w = x.shape
+    return F.silu(x).view(b, 2, c // 2, h, w).softmax(2).reshape(b, c, h, w)
+
+
+def of_patches(x):
+    b, c, h, w = x.shape
+    return F.gelu(x).view(b, c, h // 2, 2, w // 2, 2).mean((3, 5))
+
+
+def gated_channels(x, weight):
+    b, c, _, _ = x.size()
+    gate = torch.sigmoid(F.adaptive_avg_pool2d(x, 1).view(b, c) * weight)
+    return x * gate.view(b, c, 1, 1)
+
+
 def of_tokens(x):
     b, s, d = x.shape
     return F.silu(x).view(b * s, d)
@@ -101,6 +122,10 @@ FUNCTIONS = [
     (of_images, (2, 3, 4, 5), []),
     (of_heads, (2, 3, 16), []),
     (of_tokens, (2, 3, 16), []),
+    (in_heads_and_back, (2, 3, 16), []),
+    (of_groups, (2, 6, 4, 5), []),
+    (of_patches, (2, 3, 4, 6), []),
+    (gated_channels, (2, 3, 4, 6), [(3,)]),
     (in_groups, (6, 2, 8), []),
     (lambda x: (x * 2).view(*x.shape, 1) * x.view(x.shape).unsqueeze(-1), (3, 4), []),
 ]
