@@ -151,9 +151,10 @@ class Atlas:
             if size == other != 1 and have != theirs:
                 raise CrossedAxesError
             if size == other == 1 and have and theirs and have != theirs:
-                self._drop(theirs)
-            if size != other and (narrow := have if size == 1 else theirs):
-                self._drop(narrow)
+                self._drop(a for a in theirs if a not in have)
+            if size != other:  # one of them is as wide as the other's
+                narrow, wide = (have, theirs) if size == 1 else (theirs, have)
+                self._drop(a for a in narrow if a not in wide)
             together = theirs if size == 1 and (other != 1 or not have) else have
             behind = self.order.index(together[0]) if together else behind
             result.insert(0, (other if size == 1 else size, together, former))

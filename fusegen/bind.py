@@ -150,7 +150,7 @@ class _Binding:
         if step.is_naming:
             self.kept[step.names[0]] = (self.running, self.dtype)
         elif step.op == "recall":
-            self.running, self.dtype = self.kept[step.names[0]]
+            self.running, self.dtype = self._known(step, step.names[0])
         elif step.taken_up is not None:
             self._take_up(at, step.taken_up)
         return step.is_structural
@@ -230,6 +230,16 @@ class _Binding:
         )
         return Place(before.axes, before.axes, (), "")
 
+    def _known(self, step: Step, name: str) -> tuple[Value, str]:
+        """A kept value, whose axes are known."""
+        value, dtype = self.kept[name]
+        if any(n != 1 and not along for n, along in zip(value.shape, value.axes, strict=True)):
+            raise UnsupportedError(
+                f"{step.text}: {name!r} was kept before x was seen in another shape, where its "
+                "axes cannot be followed; compile what stands behind that as a chain of its own"
+            )
+        return value, dtype
+
     def _kind(self, name: str) -> tuple[Shape, str]:
         """The shape and the element type of an operand."""
         if name not in self.kept:
@@ -275,7 +285,7 @@ class _Binding:
             require_alike(step, name, self.running.shape, shape)
         if name in self.kept:
             broadcast(step, name, self.running.shape, shape)
-            return self._meet(step, name, shape, self.kept[name][0].axes)
+            return self._meet(step, name, shape, self._known(step, name)[0].axes)
         broadcast(step, name, self.running.shape, shape)
         axes = self.found[name] = self._meet(step, name, shape, self.found.get(name))
         return axes
@@ -309,7 +319,8 @@ class _Binding:
             running.along(a) if a in axes else () for a in range(-len(running.shape), 0)
         )
         wanted = self.atlas.resolve(flat(aligned))
-        known = self.kept[name][0].axes if name in self.kept else self.found.get(name)
+        is_kept = name in self.kept
+        known = self._known(step, name)[0].axes if is_kept else self.found.get(name)
         if known is not None:
             have = self.atlas.resolve(flat(known))
             wide = [[a for a in ids if self.atlas.sizes[a] != 1] for ids in (have, wanted)]

@@ -90,7 +90,9 @@ class _Lending(TorchFunctionMode):
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         name = getattr(function, "__name__", "")
-        own = [a for a in (*args, *(kwargs or {}).values()) if id(a) in self.names]
+        told = [*args, *(kwargs or {}).values()]
+        told += [a for each in told if isinstance(each, tuple | list) for a in each]
+        own = [a for a in told if id(a) in self.names]
         if not own or name in _TOLD:
             return function(*args, **(kwargs or {}))
         if name in _BAKED:

@@ -6,7 +6,6 @@ another shape, as in `x.view(*x.shape[:-1], 2, -1)`, or for a part of an axis, a
 from __future__ import annotations
 
 import dis
-import itertools
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,9 @@ _UNTOLD = (
 )
 
 
+Splits = tuple[tuple[int, int], ...]  # of each: the axis, and how many it has become
+
+
 class Untold:
     """What has no value before a call."""
 
@@ -37,35 +39,43 @@ class Untold:
         """Raise NotKnownYet: what is asked for is not told yet."""
         raise NotKnownYet(_UNTOLD)
 
-    def product(self, other: object) -> Untold:
-        """A size that is made of others: what is left where all others are known."""
-        return Untold() if isinstance(other, int | Untold) else self.refuse()
-
-    __mul__ = __rmul__ = __floordiv__ = product
     __add__ = __radd__ = __sub__ = __rsub__ = __pow__ = __rpow__ = refuse
     __truediv__ = __rtruediv__ = __rfloordiv__ = __mod__ = __neg__ = refuse
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refuse
     __bool__ = __int__ = __float__ = __index__ = refuse
     __hash__ = None  # type: ignore[assignment]
 
+    def __repr__(self) -> str:
+        return "a part of x.shape"
+
     def __len__(self) -> int:
         raise TypeError(_UNTOLD)  # which Python passes over where it only asks for a hint
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SizeOf(Untold):
-    """The size of an axis of a value, or a fraction of it; rank is how many axes it has, where the
-    code says so.
+    """The size of an axis of a value, or of several together, a part of it or a multiple; rank is
+    how many axes the value has, where the code says so.
     """
 
     value: Expr
-    axis: int
+    axes: tuple[int, ...]
     part: Fraction = Fraction(1)
     rank: int = 0
 
-    def is_axis(self, axis: int, rank: int) -> bool:
-        """Whether it is the whole size of that axis of so many."""
-        return self.axis == axis and self.part == 1 and self.rank == rank
+    def is_of(self, axis: int) -> bool:
+        """Whether it is that axis's alone, counted from either end."""
+        first, *others = self.axes
+        return not others and axis in (first, first - self.rank if self.rank else first)
+
+    def __mul__(self, other: object) -> SizeOf:
+        if isinstance(other, SizeOf) and other.value is self.value:
+            return replace(self, axes=self.axes + other.axes, part=self.part * other.part)
+        if not isinstance(other, int) or other < 1:
+            self.refuse()
+        return replace(self, part=self.part * other)
+
+    __rmul__ = __mul__
 
     def __floordiv__(self, number: object) -> SizeOf:
         if not isinstance(number, int) or number < 1:
@@ -73,15 +83,32 @@ class SizeOf(Untold):
         return replace(self, part=self.part / number)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Leading(Untold):
     """The sizes of a value's axes up to one; all where that is None."""
 
     value: Expr
     stop: int | None
 
-    def __iter__(self) -> Iterator[Leading]:
-        yield self
+    __mul__ = __rmul__ = __floordiv__ = Untold.refuse
+
+    def __iter__(self) -> Iterator[SizeOf | Leading]:
+        """One by one, where code takes apart a number of them that it says: `b, c, h, w = x.shape`;
+        all together where they stand among other sizes, as in `x.view(*x.shape[:-1], 2, -1)`.
+        """
+        asking = sys._getframe(1)
+        code = asking.f_code.co_code
+        asked = dis.opname[code[asking.f_lasti]]
+        count, stop = code[asking.f_lasti + 1], self.stop
+        if asked in ("LIST_EXTEND", "CALL_FUNCTION_EX"):
+            return iter([self])
+        if asked != "UNPACK_SEQUENCE" or (stop is not None and stop >= 0 and stop != count):
+            raise NotKnownYet(
+                "x.shape: how many axes x has is not known before a call; name them all, as in "
+                "b, c, h, w = x.shape, or let them stand in a view, as in x.view(*x.shape[:-1], -1)"
+            )
+        rank = count - (stop or 0) if stop is None or stop < 0 else 0
+        return iter([SizeOf(self.value, (i,), rank=rank) for i in range(count)])
 
     def __add__(self, others: object) -> tuple[object, ...]:  # type: ignore[override]
         if not isinstance(others, tuple | list):
@@ -89,33 +116,22 @@ class Leading(Untold):
         return (self, *others)
 
 
-@dataclass(frozen=True, eq=False)
-class ShapeOf(Untold):
+class ShapeOf(Leading):
     """The sizes of all axes of a value."""
 
-    value: Expr
+    def __init__(self, value: Expr) -> None:
+        super().__init__(value, None)
 
     def __getitem__(self, key: object) -> SizeOf | Leading:
         if isinstance(key, slice) and key.start in (None, 0) and key.step is None:
             if isinstance(key.stop, int | None):
                 return Leading(self.value, key.stop)
-        elif isinstance(key, int):
-            return SizeOf(self.value, key)
+        elif isinstance(key, int) and not isinstance(key, bool):
+            return SizeOf(self.value, (key,))
         self.refuse()
 
-    def __iter__(self) -> Iterator[SizeOf | Leading]:
-        """One by one, where code takes apart a number of them that it says: `b, c, h, w = x.shape`;
-        else all together.
-        """
-        asking = sys._getframe(1)
-        code = asking.f_code.co_code
-        if dis.opname[code[asking.f_lasti]] == "UNPACK_SEQUENCE":
-            rank = code[asking.f_lasti + 1]
-            return iter([SizeOf(self.value, i, rank=rank) for i in range(rank)])
-        return iter([Leading(self.value, None)])
 
-
-def size_of(x: Expr, dim: int | None = None) -> ShapeOf | SizeOf | Leading:
+def size_of(x: Expr, dim: int | None = None) -> SizeOf | Leading:
     """x.size(), or of one axis."""
     return ShapeOf(x) if dim is None else ShapeOf(x)[dim]
 
@@ -126,28 +142,40 @@ def are_told_by_call(shape: Sequence[object]) -> bool:
 
 
 def seen_in(x: Expr, shape: Sequence[Any]) -> Expr:
-    """x in a shape whose first or last sizes are those of its own axes, or parts of those."""
-    rest = [*shape]
-    if isinstance(shape[0], Leading):
+    """x in a shape whose sizes are, first or last, those of its own axes, or parts of those."""
+    given, rest = x, [*shape]
+    place = axis = 0  # of x as it is seen, and as it was given
+    if isinstance(rest[0], Leading):
         first = rest.pop(0)
         if first.stop is None:
             return _with_last(_back_to(x, first.value), rest)
         _require_alike(x, first.value)
-        return _with_rest(x, first.stop, rest, 0)
-    if _are_first(rest):
-        count = sum(size != 1 for size in map(_number, rest))
+        place = axis = first.stop
+        if first.stop == -1 and len(parts := _parts_of(x, rest, -1)) == len(rest):
+            return lookup("unflatten")(x, -1, parts) if len(parts) > 1 else x
+        if first.stop < 0:
+            return _with_rest(x, first.stop, rest, 0)
+    elif _are_first(rest):
+        count = sum(isinstance(size, SizeOf) for size in rest)
         return _with_last(lookup("flatten")(x, count - 1), rest[count:])
-    if all(isinstance(s, SizeOf) and s.is_axis(i, len(rest)) for i, s in enumerate(rest)):
+    elif all(
+        isinstance(s, SizeOf) and s.rank == len(rest) and _is_whole(s, i)
+        for i, s in enumerate(rest)
+    ):
         return _back_to(x, rest[0].value)
-    place, given = 0, x
-    for axis in itertools.count():
-        parts = _parts_of(given, rest, axis)
+    while rest:
+        if (joined := _joined(given, rest[0], axis)) > 1:
+            x, parts, taken = lookup("flatten")(x, place, place + joined - 1), (-1,), joined
+        else:
+            parts, taken = _parts_of(given, rest, axis), 1
+            rank = max((s.rank for s in rest[: len(parts)] if isinstance(s, SizeOf)), default=0)
+            if len(parts) > 1:
+                x = lookup("unflatten")(x, axis - rank if rank else place, parts)
         if not parts:
             break
-        x = lookup("unflatten")(x, place, parts) if len(parts) > 1 else x
-        place, rest = place + len(parts), rest[len(parts) :]
+        place, axis, rest = place + len(parts), axis + taken, rest[len(parts) :]
     trailing = 0
-    while rest and _parts_of(given, rest[-1:], -1 - trailing):
+    while rest and len(_parts_of(given, rest[-1:], -1 - trailing)) == 1:
         rest.pop()
         trailing += 1
     if not (rest or trailing) and all(s.rank == axis for s in shape if isinstance(s, SizeOf)):
@@ -157,13 +185,12 @@ def seen_in(x: Expr, shape: Sequence[Any]) -> Expr:
 
 def _with_rest(x: Expr, leading: int, rest: Sequence[Any], trailing: int) -> Expr:
     """x, of whose axes so many stay, in other sizes between those."""
-    if sum(isinstance(size, Untold) for size in rest) == 1 and -1 not in map(_number, rest):
-        rest = [-1 if isinstance(size, Untold) else size for size in rest]  # which is what is left
     is_told = bool(rest) and all(isinstance(size, int) for size in rest)
     if not is_told or (trailing and (leading < 0 or len(rest) > 1)):
         raise NotKnownYet(
-            "x.view: what is not the size of one of x's first axes has to be a number, with one -1 "
-            f"for what is left, as in x.view(*x.shape[:-1], 2, -1); {_UNTOLD}"
+            "x.view: what is not the size of one of x's first axes, or equal parts of it, has to "
+            "be a number, with one -1 for what is left, as in x.view(*x.shape[:-1], 2, -1); more "
+            "is told where code names all axes, as in b, c, h, w = x.shape"
         )
     if leading != -1:
         x = lookup("flatten")(x, leading, -1 - trailing)
@@ -175,15 +202,30 @@ def _number(size: object) -> int:
     return size if isinstance(size, int) else 0
 
 
+def _is_whole(size: object, axis: int) -> bool:
+    """Whether it is the size of that axis, from the front."""
+    return isinstance(size, SizeOf) and size.axes == (axis,) and size.part == Fraction(1)
+
+
 def _are_first(sizes: Sequence[object]) -> bool:
     """Whether these are sizes of a value's first axes, and ones: the shape of what has been reduced
     along all others, whatever value was asked.
     """
     sized = [s for s in sizes if isinstance(s, SizeOf)]
-    are_whole = all(s.axis == i and s.part == 1 != s.rank for i, s in enumerate(sized))
     others = sizes[len(sized) :]
     is_all = any(s.rank == len(sized) for s in sized) and not others
+    are_whole = all(_is_whole(s, i) for i, s in enumerate(sized))
     return are_whole and bool(sized) and not is_all and all(_number(s) == 1 for s in others)
+
+
+def _joined(x: Expr, size: object, axis: int) -> int:
+    """Of how many axes of x, from this one on, it is the size; 0 where it is none such."""
+    if not isinstance(size, SizeOf) or size.part != 1:
+        return 0
+    if size.axes != tuple(range(axis, axis + len(size.axes))):
+        return 0
+    _require_alike(x, size.value)
+    return len(size.axes)
 
 
 def _parts_of(x: Expr, sizes: Sequence[Any], axis: int) -> tuple[int, ...]:
@@ -195,7 +237,7 @@ def _parts_of(x: Expr, sizes: Sequence[Any], axis: int) -> tuple[int, ...]:
         if not isinstance(size, SizeOf) and _number(size) < 1:
             return ()
         own += [size] if isinstance(size, SizeOf) else []
-        if len(own) > 1 or any(axis not in (o.axis, o.axis - (o.rank or o.axis)) for o in own):
+        if len(own) > 1 or not all(o.is_of(axis) for o in own):
             return ()
         numbers = [_number(s) or -1 for s in sizes[:count]]
         if own and own[0].part * abs(math.prod(numbers)) == 1:
@@ -219,25 +261,44 @@ def _require_alike(x: Expr, other: Expr) -> None:
         raise NotKnownYet(_OF_ANOTHER)
 
 
-def _splits_since(x: Expr, other: Expr) -> list[tuple[int, int]]:
+def _splits_since(x: Expr, other: Expr) -> Splits:
     """Which axes of other have been parted, and in how many, the last first, until it was x, if
     nothing else could change its axes step by step; else it raises.
     """
-    found: list[tuple[int, int]] = []
-    while x is not other:
-        made = x.attrs[0] if x.op == "call" else None
-        is_split = isinstance(made, Op) and made.shaping == "split"
-        if is_split:
-            told: dict[str, Any] = dict(x.attrs[2])  # type: ignore[call-overload]
-            found.append((told["dim"], len(told["sizes"])))
-        is_same = not isinstance(made, Op) or (made.shaping == "same" and not made.window_axes)
-        values = [arg for arg in x.args if arg.op != "const"]
-        if isinstance(made, Op) and not any(p.broadcasts for p in made.parameters):
-            values = values[:1]
-        if not (is_same or is_split) or len(values) != 1:
-            raise NotKnownYet(_OF_ANOTHER)
-        (x,) = values
+    found = _splits(x, other, (), {})
+    if found is None:
+        raise NotKnownYet(_OF_ANOTHER)
     return found
+
+
+def _splits(
+    x: Expr, other: Expr, stacked: tuple[int, ...], known: dict[object, Splits | None]
+) -> Splits | None:
+    """The same, or None; of parts that are put together again, along `stacked`."""
+    if x is other:
+        return None if stacked else ()
+    key = x, stacked
+    if key not in known:
+        made = x.attrs[0] if x.op == "call" else None
+        told: dict[str, Any] = dict(x.attrs[2]) if made else {}  # type: ignore[call-overload]
+        values = [arg for arg in x.args if arg.op != "const"]
+        own: Splits = ()
+        is_apt = bool(values)
+        if isinstance(made, Op):
+            if not any(p.broadcasts for p in made.parameters):
+                values = values[:1]
+            if made.shaping == "split":
+                own = ((told["dim"], len(told["sizes"])),)
+            elif made.shaping == "stack":
+                stacked = (*stacked, told["dim"])
+            elif stacked and "index" in told and told["dim"] == stacked[-1]:
+                is_apt, stacked = not told["keepdim"], stacked[:-1]
+            else:
+                is_apt = made.shaping == "same" and not made.window_axes
+        paths = {_splits(value, other, stacked, known) for value in values} if is_apt else {None}
+        (path,) = paths if len(paths) == 1 else (None,)
+        known[key] = None if path is None else (*own, *path)
+    return known[key]
 
 
 def _back_to(x: Expr, other: Expr) -> Expr:
@@ -280,10 +341,10 @@ def _fraction_of(x: Expr, axis: int, start: Any, stop: Any) -> Expr:
     for size in (start, stop):
         if isinstance(size, SizeOf):
             _require_alike(x, size.value)
-            if size.axis != axis:
+            if not size.is_of(axis):
                 raise NotKnownYet(
-                    f"x[...]: axis {axis} is cut by the size of axis {size.axis}; count both from "
-                    "the same end, as in x[..., : x.shape[-1] // 2]"
+                    f"x[...]: axis {axis} is cut by the size of axis {size.axes[0]}; count both "
+                    "from the same end, as in x[..., : x.shape[-1] // 2]"
                 )
     begin = start.part if isinstance(start, SizeOf) else Fraction(0)
     end = stop.part if isinstance(stop, SizeOf) else Fraction(1)

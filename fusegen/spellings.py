@@ -4,7 +4,7 @@ one with other arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import lookup
 from fusegen.ops.schema import show_value
-from fusegen.sizes import SizeOf, are_told_by_call, seen_in, size_of
+from fusegen.sizes import are_told_by_call, seen_in, size_of
 from fusegen.unsaid import PARTS, TYPES, DeviceOf, TypeOf
 
 _MOST_JOINED = 4  # values side by side
@@ -101,7 +101,7 @@ def _spread(name: str) -> Callable[..., Expr]:
 
 def _reshaped(x: Expr, *sizes: Any, **kwargs: Any) -> Expr:
     """In another shape; where that is one axis among others of one index, of any tensor."""
-    is_one = len(sizes) == 1 and not isinstance(sizes[0], int | SizeOf)
+    is_one = len(sizes) == 1 and isinstance(sizes[0], tuple | list)
     shape = tuple(sizes[0] if is_one else sizes)
     if are_told_by_call(shape):
         return seen_in(x, shape)
@@ -118,7 +118,9 @@ def _joined(name: str) -> Callable[..., Expr]:
 
     stack, flatten = lookup("stack"), lookup("flatten")
 
-    def found(values: Sequence[Expr], dim: int = 0) -> Expr:
+    def found(values: Any, dim: int = 0) -> Expr:
+        if not isinstance(values, tuple | list):
+            raise ChainError(f"torch.{name}: wants a list of expressions, got {show_value(values)}")
         is_apt = 1 < len(values) <= _MOST_JOINED and all(isinstance(v, Expr) for v in values)
         if not is_apt:
             raise ChainError(

@@ -113,7 +113,7 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     if kwargs.get("out") is not None:
         raise ChainError(f"{where}: got out=, but a chain's steps give new values; leave it out")
     if not args:
-        args = [kwargs.pop(word) for word in ("input", "self") if word in kwargs][:1]
+        args = [kwargs.pop(word) for word in ("input", "self", "tensors") if word in kwargs][:1]
     if not args:
         raise ChainError(f"{where}: the value that it works on is missing")
     x, *others = args

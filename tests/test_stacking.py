@@ -81,6 +81,22 @@ def of_patches(x):
     return F.gelu(x).view(b, c, h // 2, 2, w // 2, 2).mean((3, 5))
 
 
+def rotate_as_timm(x, cos, sin):
+    return x * cos + torch.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape) * sin
+
+
+def rotate_pairs_of_heads(x):
+    b, s, d = x.shape
+    r, i = x.view(b, s, d // 2, 2).unbind(-1)
+    return torch.stack([r - i, i * r], -1).view(b, s, d)
+
+
+def half_of_width(x):
+    b, c = x.shape[:2]
+    _, _, _, w = x.shape
+    return F.silu(x[..., : w // 2]).flatten(2) + x.view(b, c, -1).mean(-1, True)
+
+
 def gated_channels(x, weight):
     b, c, _, _ = x.size()
     gate = torch.sigmoid(F.adaptive_avg_pool2d(x, 1).view(b, c) * weight)
@@ -126,6 +142,13 @@ FUNCTIONS = [
     (of_groups, (2, 6, 4, 5), []),
     (of_patches, (2, 3, 4, 6), []),
     (gated_channels, (2, 3, 4, 6), [(3,)]),
+    (rotate_as_timm, X, ANGLES),
+    (rotate_pairs_of_heads, (2, 3, 16), []),
+    (half_of_width, (2, 3, 4, 6), []),
+    (lambda x: x.tanh().view(*x.shape[:1], x.shape[1] // 2, 2, -1), (2, 4, 6), []),
+    (lambda x: torch.cat(tensors=[x, x.exp()], dim=-1).sum(0), (2, 4), []),
+    # Axes of one place, which another value is as wide as.
+    (lambda x: x.tanh().flatten(1) * x[..., :1].flatten(1), (1, 1, 2), []),
     (in_groups, (6, 2, 8), []),
     (lambda x: (x * 2).view(*x.shape, 1) * x.view(x.shape).unsqueeze(-1), (3, 4), []),
 ]
@@ -180,6 +203,29 @@ def test_what_is_there_before_its_axes_are_parted_meets_what_is_joined_again():
     fused = fusegen.compile(ROTARY)
     fused(torch.ones(8, 16, 64), torch.ones(16, 64), torch.ones(16, 64))
     assert [len(way) for way in fused._parts if way[0].plans] == [1]
+
+
+def beside_itself(x):
+    return torch.stack([x, x.tanh()], -1)
+
+
+CUT = [
+    (lambda x: x[:1, :1] * beside_itself(x), (2, 2)),
+    (lambda x: x[:1, :1] * x.tanh(), (4, 3)),
+    (lambda x: x[:1, :1, :1] + beside_itself(x), (2, 2, 2)),
+    (lambda x: x.unflatten(0, (-1, 2)).unflatten(1, (2, -1)) * x, (2,)),
+    (lambda x: x.reshape(-1, 2) * x.tanh()[1].unsqueeze(1), (4, 2, 2)),
+    (lambda x: x[:1, :1] * x.unsqueeze(-1), (2, 2)),
+]
+
+
+@pytest.mark.parametrize(("function", "shape"), CUT, ids=[f"{i}" for i in range(len(CUT))])
+def test_what_cannot_be_followed_is_cut(function, shape, device):
+    x = torch.randn(shape, dtype=torch.float64, device=device, requires_grad=True)
+    ours, wanted = fusegen.compile(function)(x), function(x)
+    torch.testing.assert_close(ours, wanted)
+    seed = torch.randn_like(wanted)
+    torch.testing.assert_close(*(torch.autograd.grad(r, x, seed) for r in (ours, wanted)))
 
 
 def test_second_derivatives_are_eagers(device):
@@ -268,6 +314,13 @@ def test_values_of_other_shapes_are_refused():
 
 
 UNTOLD = "its axes are not known before a call"
+
+
+def split_off(x):
+    *rest, d = x.shape
+    return x.view(*rest, 2, d // 2)
+
+
 WRONG = [
     (lambda x: x[1:], "a slice is one of equal parts"),
     (lambda x: x[..., :3:2], r"x\[:3:2\]: a slice is one of equal parts"),
@@ -281,7 +334,30 @@ WRONG = [
     (lambda x, y: (x + y).view(x.shape[0], -1), "the sizes of another value"),
     (lambda x: x.view(*x.shape, 2), "behind all of x's sizes only 1"),
     (lambda x: x.view(x.shape[0], x.shape[-1] + 2), UNTOLD),
-    (lambda x: x.view(x.shape[0] * 2, x.shape[1] * 2), "what is not the size of one of x's first"),
+    *(
+        (f, "what is not the size of one of x's first")
+        for f in (
+            lambda x: x.view(x.shape[0] * 2, x.shape[1] * 2),
+            lambda x: x.view(x.shape[1], -1),
+            lambda x: x.view(x.shape[-1], -1),
+            lambda x: x.view(x.shape[1], x.shape[0]),
+            lambda x: x.view(1, *x.shape),
+            lambda x: x.view(x.shape[0], x.shape[0]),
+            lambda x: x.view(x.shape[0] // 2, 8),
+            lambda x: x.view(x.shape[0] * x.shape[0], 8),
+            lambda x: x.view(x.shape[0] * x.shape[1]),
+            lambda x: x.view(*x.shape[:2], 2, x.shape[2] // 3),
+        )
+    ),
+    *(
+        (f, "how many axes x has is not known before a call; name them all")
+        for f in (
+            lambda x: x.view([*list(x.shape)[:-1], 2, -1]),
+            lambda x: x.view((*tuple(x.shape)[:-1], 2, -1)),
+            lambda x: x.view(list(x.shape)),
+            split_off,
+        )
+    ),
     (lambda x: x.view(x.shape[0], -1, 2, x.shape[-1]), "what is not the size of one of x's first"),
     (lambda x: x / x.shape[-1], UNTOLD),
     (lambda x: x * x.size(-1) ** -0.5, UNTOLD),
