@@ -266,9 +266,12 @@ def test_labels_may_be_seen_in_the_shape_that_x_is_seen_in(function, shape, labe
     t.view(-1)[1] = -100
     fused = fusegen.compile(function)
     ours, wanted, other = fused(x, t), function(x, t), fused.reference(x, t)
-    torch.testing.assert_close(ours, wanted)
+    # One of these computes in floats, whose gradient is one of doubles here.
+    within = {"rtol": 1e-5, "atol": 1e-6} if function is of_many_tokens else {}
+    torch.testing.assert_close(ours, wanted, **within)
     torch.testing.assert_close(other, wanted)
-    torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(wanted, x))
+    mine, theirs = (torch.autograd.grad(r, x) for r in (ours, wanted))
+    torch.testing.assert_close(mine, theirs, **within)
     assert [len(way) for way in fused._parts if way[0].plans] == [1]
 
 
