@@ -171,7 +171,10 @@ class _Binding:
             broadcast(step, name, before.shape, course.shape)
             self.running = before
             axes = self._meet(step, name, course.shape, None)
-            self.running, new = taken_up(course, shape, before, axes, self.atlas)
+            try:
+                self.running, new = taken_up(course, shape, before, axes, self.atlas)
+            except CrossedAxesError:
+                raise crossed(step, name, shape, before.shape, is_kept=False) from None
             self.new |= new
             self.found[name] = self.running.axes
             return

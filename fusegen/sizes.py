@@ -122,18 +122,27 @@ class ShapeOf(Leading):
     def __init__(self, value: Expr) -> None:
         super().__init__(value, None)
 
-    def __getitem__(self, key: object) -> SizeOf | Leading:
+    def __getitem__(self, key: object) -> Any:
         if isinstance(key, slice) and key.start in (None, 0) and key.step is None:
             if isinstance(key.stop, int | None):
                 return Leading(self.value, key.stop)
+        elif isinstance(key, slice) and isinstance(key.start, int) and key.start < 0:
+            if key.stop is key.step is None:  # the last ones, whose number is told
+                return tuple(SizeOf(self.value, (i,)) for i in range(key.start, 0))
         elif isinstance(key, int) and not isinstance(key, bool):
             return SizeOf(self.value, (key,))
         self.refuse()
 
 
-def size_of(x: Expr, dim: int | None = None) -> SizeOf | Leading:
+def size_of(x: Expr, dim: int | None = None) -> Any:
     """x.size(), or of one axis."""
     return ShapeOf(x) if dim is None else ShapeOf(x)[dim]
+
+
+def says_last(shape: object) -> bool:
+    """Whether it is the shape of a value's last axis, as `x.shape[-1:]` is."""
+    sizes = shape if isinstance(shape, tuple | list) else ()
+    return len(sizes) == 1 and isinstance(sizes[0], SizeOf) and sizes[0].is_of(-1)
 
 
 def are_told_by_call(shape: Sequence[object]) -> bool:

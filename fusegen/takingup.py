@@ -2,12 +2,14 @@
 goes on, by what becomes of it.
 
 As a rule its axes are the value's last ones. But a step behind it may give it an axis between two
-others, as `scale[:, None]` does, part one, as `chunk` does, or take one away; or it may be meant
-for the channels. Then its own axes lie where they are behind those steps.
+others, as `scale[:, None]` does, part one, as `chunk` does, take one away, or put values side by
+side, as `cat` does; or it may be meant for the channels. Then its own axes lie where they are
+behind those steps.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,10 +21,13 @@ from fusegen.viewing import merged_span, shape_behind
 
 @dataclass(frozen=True, eq=False)
 class _Axis:
-    """An axis on its way, or a part of one; the step that makes it, where it is a new one."""
+    """An axis on its way, or a part of one; the step that makes it, where it is a new one; and
+    which ones it is made of, where those have become one.
+    """
 
     size: int
     step: int = -1
+    of: tuple[_Axis, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,15 +52,21 @@ def course_of(chain: Chain, at: int, shape: Shape, before: Shape, rank: int) -> 
     axes = as_given = [_Axis(size) for size in shape]
     own: list[tuple[_Axis, ...]] = [(axis,) for axis in axes]
     kept, is_torn = "", False  # whether axes are parted, or something is selected along them
+    joined = -1  # where it is put beside another value
     for i, step in enumerate(chain.steps[at + 1 :], start=at + 1):
+        if i < joined:
+            continue
         if step.is_naming:
             kept = step.names[0]
+            continue
+        if step.is_structural and (joined := _joined(chain, kept, i)) > i:
             continue
         found = _behind(step, axes, i)
         if found is None:
             break
-        is_torn |= step.is_view or "index" in dict(step.attributes)
-        if step.is_view and found is not axes:  # one of them in parts, or in one part
+        is_torn |= step.is_view or is_joining(step) or "index" in dict(step.attributes)
+        if step.is_view and len(found) >= len(axes) and found is not axes:
+            # One of them is in parts, or in one part.
             new = [axis for axis in found if axis not in axes]
             (parted,) = (axis for axis in axes if axis not in found)
             own = [_with_parts(parts, parted, new) for parts in own]
@@ -73,22 +84,42 @@ def _with_parts(parts: tuple[_Axis, ...], parted: _Axis, new: Sequence[_Axis]) -
     return tuple(a for axis in parts for a in (new if axis is parted else (axis,)))
 
 
+def is_joining(step: Step) -> bool:
+    """Whether a step puts values side by side."""
+    return step.definition is not None and step.definition.shaping == "stack"
+
+
+def _joined(chain: Chain, kept: str, at: int) -> int:
+    """The step behind this one that puts the value of that name beside another; -1 if none does."""
+    others = enumerate(chain.steps[at:], start=at)
+    uses = (i for i, s in others if is_joining(s) and kept in [name for _, name in s.operands])
+    return next(uses, -1) if kept else -1
+
+
 def _behind(step: Step, axes: list[_Axis], i: int) -> list[_Axis] | None:
     """The axes behind a step; None where it is not for it alone to say."""
     definition = step.definition
-    if definition is None or step.operands or definition.window_axes or definition.groups:
+    if definition is None or definition.window_axes or definition.groups:
         return None
     shape = tuple(axis.size for axis in axes)
+    if is_joining(step):
+        (dim,) = dims_of(step, shape)
+        return [*axes[:dim], _Axis(1 + len(step.operands), -3), *axes[dim:]]
+    if step.operands:
+        return None
     if definition.shaping == "same":
         return axes
     if definition.shaping == "merge":
         start, end = merged_span(step, shape)
-        return axes if end - start == 1 else None
+        whole = _Axis(math.prod(shape[start:end]), of=tuple(axes[start:end]))
+        return axes if end - start == 1 else [*axes[:start], whole, *axes[end:]]
     if definition.shaping not in ("split", "unsqueeze", "squeeze", "reduce"):
         return None
     dims = dims_of(step, shape)
     if definition.shaping == "split":
         (dim,) = dims
+        if axes[dim].of:
+            return None
         behind = shape_behind(step, shape)
         sizes = behind[dim : len(behind) - len(shape) + dim + 1]
         return [*axes[:dim], *map(_Axis, sizes), *axes[dim + 1 :]]
@@ -115,7 +146,9 @@ def taken_up(
     """
     count = len(course.last)
     former = ((),) * (count - len(before.axes)) + before.axes
-    met_by = dict(zip(course.last, met, strict=True))
+    met_by: dict[_Axis, tuple[int, ...]] = {}
+    for axis, found in zip(course.last, met, strict=True):
+        met_by |= _apart(axis, found, atlas)
     former_by = dict(zip(course.last, former[len(former) - count :], strict=True))
     axes: list[tuple[int, ...]] = []
     following: tuple[int, ...] = ()
@@ -131,3 +164,18 @@ def taken_up(
     own = [former_by.get(parts[0], ()) if len(parts) == 1 else () for parts in course.own]
     value = Value(shape, tuple(axes), (*former[: len(former) - count], *own))
     return value, {axis.step: former_by[axis] for axis in course.last if axis.step >= 0}
+
+
+def _apart(axis: _Axis, along: tuple[int, ...], atlas: Atlas) -> dict[_Axis, tuple[int, ...]]:
+    """Along which axes an axis lies, or those that it is made of.
+
+    Raises CrossedAxesError where these end at other places.
+    """
+    if not axis.of:
+        return {axis: along}
+    sizes = tuple(part.size for part in axis.of)
+    parts = atlas.parts_of(along, sizes) if along else ((),) * len(sizes)
+    found: dict[_Axis, tuple[int, ...]] = {}
+    for part, each in zip(axis.of, parts, strict=True):
+        found |= _apart(part, each, atlas)
+    return found

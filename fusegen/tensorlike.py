@@ -19,7 +19,7 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import ALIASES, OPS, lookup, nearest
 from fusegen.ops.eager import is_tensor
-from fusegen.sizes import ShapeOf, Untold, part_of
+from fusegen.sizes import ShapeOf, Untold, part_of, says_last
 from fusegen.spellings import SPELLED, cast
 from fusegen.unsaid import UNKNOWN, DeviceOf, NotKnownYet, TypeOf
 
@@ -27,6 +27,8 @@ from fusegen.unsaid import UNKNOWN, DeviceOf, NotKnownYet, TypeOf
 _SWITCHES = ("inplace", "return_indices")
 # What a tensor has of its own, and only a call tells.
 _OWN: Mapping[str, Callable[[Expr], Any]] = {"dtype": TypeOf, "device": DeviceOf, "shape": ShapeOf}
+# Norms over the last axis, if no shape is told.
+_OVER_LAST = ("layer_norm", "rms_norm")
 # What is told a type itself, and does not compute in it.
 _CASTING = ("to", "type")
 # Other names for an argument of an operation.
@@ -117,6 +119,9 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     if not args:
         raise ChainError(f"{where}: the value that it works on is missing")
     x, *others = args
+    if name in _OVER_LAST:
+        others = [None if says_last(value) else value for value in others]
+        kwargs = {word: value for word, value in kwargs.items() if not says_last(value)}
     if kwargs.get("dtype") is not None and name not in _CASTING:
         x = cast(x, kwargs["dtype"])
         kwargs = {**kwargs, "dtype": None}

@@ -85,6 +85,17 @@ def rotate_as_timm(x, cos, sin):
     return x * cos + torch.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape) * sin
 
 
+def rotary_of_frequencies(x, freqs):
+    angles = torch.cat((freqs, freqs), dim=-1)
+    return x * angles.cos() + rotate_half(x) * angles.sin()
+
+
+def embedded(t, freqs):
+    """Times, as diffusion models have them."""
+    angles = t[:, None] * freqs[None]
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
 def rotate_pairs_of_heads(x):
     b, s, d = x.shape
     r, i = x.view(b, s, d // 2, 2).unbind(-1)
@@ -143,6 +154,18 @@ FUNCTIONS = [
     (of_patches, (2, 3, 4, 6), []),
     (gated_channels, (2, 3, 4, 6), [(3,)]),
     (rotate_as_timm, X, ANGLES),
+    # Operands that are put side by side before they meet x.
+    (rotary_of_frequencies, (2, 3, 5, 8), [(5, 4)]),
+    (lambda x, p, q: x * torch.cat((p, q)).exp(), (3, 8), [(4,), (4,)]),
+    (lambda x, y, z: x + torch.cat([y, z], -1), (3, 8), [(3, 4), (3, 4)]),
+    (lambda x, f: x * torch.stack((f, f.exp()), -1).flatten(-2), (2, 3, 8), [(3, 4)]),
+    (lambda x, f: x * torch.stack((f, f)), (2, 8), [(8,)]),
+    (lambda x, f: x * torch.cat((f.sin(), f.cos()), -1)[:, None], (3, 5, 8), [(3, 4)]),
+    (lambda x, p, q: x * torch.cat((p, q)) * torch.cat((q, p)), (3, 8), [(4,), (4,)]),
+    (lambda x, p: x.softmax(-1) * torch.cat((p, p), 0), (4, 4), [(2, 4)]),
+    (lambda x, p: x.unflatten(-1, (4, 2)).sum(-1) + torch.cat([p, p], -1), (3, 8), [(2,)]),
+    (embedded, (5,), [(4,)]),
+    (lambda x, w: F.layer_norm(x, x.shape[-1:], w) + F.rms_norm(x, (x.size(-1),)), (3, 8), [(8,)]),
     (rotate_pairs_of_heads, (2, 3, 16), []),
     (half_of_width, (2, 3, 4, 6), []),
     (lambda x: x.tanh().view(*x.shape[:1], x.shape[1] // 2, 2, -1), (2, 4, 6), []),
