@@ -233,6 +233,31 @@ def test_what_a_module_computes_from_its_own_tensors_is_in_the_chain(device):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+class Rotary(nn.Module):
+    """Whose frequencies are put side by side from the module's own, in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(8))
+        self.register_buffer("freqs", torch.rand(5, 4))
+
+    def forward(self, x):
+        angles = torch.cat((self.freqs, self.freqs), dim=-1)
+        a, b = x.chunk(2, -1)
+        return (x * angles.cos() + torch.cat((-b, a), -1) * angles.sin()) * self.scale
+
+
+def test_a_module_puts_its_own_tensors_side_by_side(device):
+    module = Rotary().to(device)
+    x = torch.randn(2, 3, 5, 8, device=device)
+    fused, wanted = Layer(copy.deepcopy(module)), module(x)
+    torch.testing.assert_close(fused(x), wanted)
+    seed = torch.randn_like(wanted)
+    (mine,) = torch.autograd.grad(fused(x), fused.module.scale, seed)
+    (theirs,) = torch.autograd.grad(wanted, module.scale, seed)
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)  # sums in another order
+
+
 class Doing(nn.Module):
     def __init__(self, what) -> None:
         super().__init__()
