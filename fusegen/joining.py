@@ -78,8 +78,8 @@ def chosen(
             continue
         widest = max(ITEM_BYTES.get(dtype, 0) for _, dtype in (x, *operands.values()))
         order = order_of_x
-        for bound in joined:
-            lies = bound.memory_order(order)
+        for segment, bound in zip(way, joined, strict=True):
+            lies = bound.memory_order(order if segment.source is None else None)
             if not _is_allowed(bound, widest, lies, target):
                 break
             order = bound.order_of_result(lies)

@@ -251,6 +251,16 @@ def test_what_cannot_be_followed_is_cut(function, shape, device):
     torch.testing.assert_close(*(torch.autograd.grad(r, x, seed) for r in (ours, wanted)))
 
 
+def test_a_cut_may_begin_with_an_operand_of_fewer_axes(device):
+    def function(x, p):
+        parts, own = x.unflatten(0, (2, -1)), p.unflatten(0, (2, -1)).unsqueeze(0)
+        return parts[:, ::2] * own * (parts + own)
+
+    shapes = ((4, 2, 4, 2), (2, 4, 1))
+    x, p = (torch.randn(s, dtype=torch.float64, device=device) for s in shapes)
+    torch.testing.assert_close(fusegen.compile(function)(x, p), function(x, p))
+
+
 def test_second_derivatives_are_eagers(device):
     fused = fusegen.compile(f"tanh | {ROTARY} | sigmoid")
     tensors = [torch.randn(s, dtype=torch.float64) for s in ((3, 4, 8), (4, 8), (4, 8))]
