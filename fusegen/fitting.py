@@ -126,7 +126,8 @@ def crossed(step: Step, name: str, shape: Shape, running: Shape, *, is_kept: boo
         return ArgumentError(
             f"{step.text}: the kept value {name!r} of shape {shape} would meet a value of "
             f"shape {running} along other axes than it was kept with; where a step "
-            "between them reduces, give it keepdim=True"
+            "between them reduces, give it keepdim=True; else compile what stands behind as a "
+            "chain of its own"
         )
     return ArgumentError(
         f"{step.text}: operand {name!r} of shape {shape} is used along other axes by an "

@@ -69,8 +69,10 @@ class SizeOf(Untold):
         return not others and axis in (first, first - self.rank if self.rank else first)
 
     def __mul__(self, other: object) -> SizeOf:
-        if isinstance(other, SizeOf) and other.value is self.value:
-            return replace(self, axes=self.axes + other.axes, part=self.part * other.part)
+        if self.part.denominator > 1:  # which was rounded
+            self.refuse()
+        if isinstance(other, SizeOf) and other.value is self.value and other.part == 1:
+            return replace(self, axes=self.axes + other.axes)
         if not isinstance(other, int) or other < 1:
             self.refuse()
         return replace(self, part=self.part * other)

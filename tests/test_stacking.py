@@ -392,6 +392,7 @@ WRONG = [
         )
     ),
     (lambda x: x.view(x.shape[0], -1, 2, x.shape[-1]), "what is not the size of one of x's first"),
+    (lambda x: x[..., : x.shape[-1] // 2 * 2], UNTOLD),
     (lambda x: x / x.shape[-1], UNTOLD),
     (lambda x: x * x.size(-1) ** -0.5, UNTOLD),
     (lambda x: x * len(x.shape), UNTOLD),
