@@ -160,8 +160,8 @@ class _Line:
         if alone := [i for i, r in enumerate(results, start=1) if r not in of_x]:
             which = f"result {alone[0]} of {len(results)}" if len(results) > 1 else "the result"
             raise ChainError(
-                f"{self.name}: {which} does not depend on the first parameter; make a chain of what "
-                "is computed of one tensor, and call it for each"
+                f"{self.name}: {which} does not depend on the first parameter; make a chain of "
+                "what is computed of one tensor, and call it for each"
             )
         order = _in_order(results, live, of_x)
         self.given = tuple(n for n in order if n in results[1:])
