@@ -16,8 +16,6 @@ from fusegen.ops.schema import show_value
 from fusegen.sizes import are_told_by_call, seen_in, size_of
 from fusegen.unsaid import PARTS, TYPES, DeviceOf, TypeOf
 
-_MOST_JOINED = 4  # values side by side
-
 
 class Largest(NamedTuple):
     """What torch gives for a maximum along an axis: its value, and where it stands."""
@@ -117,14 +115,15 @@ def _joined(name: str) -> Callable[..., Expr]:
     """Values of one shape behind each other along an axis, or along a new one."""
 
     stack, flatten = lookup("stack"), lookup("flatten")
+    most = 1 + sum(p.takes_tensor for p in stack.parameters)
 
     def found(values: Any, dim: int = 0) -> Expr:
         if not isinstance(values, tuple | list):
             raise ChainError(f"torch.{name}: wants a list of expressions, got {show_value(values)}")
-        is_apt = 1 < len(values) <= _MOST_JOINED and all(isinstance(v, Expr) for v in values)
+        is_apt = 1 < len(values) <= most and all(isinstance(v, Expr) for v in values)
         if not is_apt:
             raise ChainError(
-                f"torch.{name}: got {len(values)} values, wanted from two to {_MOST_JOINED} "
+                f"torch.{name}: got {len(values)} values, wanted from two to {most} "
                 "expressions of one shape"
             )
         first, *others = values

@@ -6,9 +6,11 @@ computed of them is put side by side along that axis again, so it meets whatever
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusegen.axes import Atlas, Axes, Shape, Value, flat
 from fusegen.errors import ArgumentError
-from fusegen.fitting import dims_of
+from fusegen.fitting import dims_of, rearranged
 from fusegen.ops import Step
 
 Operands = list[tuple[str, Axes]]
@@ -29,18 +31,16 @@ def stacked(
     """The value behind a step that puts others beside it, and the axes of x and of those as its
     body sees them, to which the result's axes are.
     """
+    assert step.definition is not None
     (dim,) = dims_of(step, value.shape)
-    size = 1 + len(operands)
+    result = rearranged(step, step.definition, value)
+    size = result.shape[dim]
     before, behind = flat(value.axes[:dim]), flat(value.axes[dim:])
     found = atlas.free(size, before, behind) or atlas.beside(size, behind, before)
+    axes = (*value.axes[:dim], found, *value.axes[dim:])
 
     def apart(axes: Axes) -> Axes:
         return (*axes[:dim], (), *axes[dim:])
 
-    own = len(value.former) - len(value.shape)
-    result = Value(
-        (*value.shape[:dim], size, *value.shape[dim:]),
-        (*value.axes[:dim], found, *value.axes[dim:]),
-        (*value.former[: own + dim], (), *value.former[own + dim :]),
-    )
-    return result, apart(x), [(name, apart(axes)) for name, axes in operands]
+    others = [(name, apart(along)) for name, along in operands]
+    return replace(result, axes=axes), apart(x), others

@@ -21,8 +21,9 @@ from fusegen.viewing import merged_span, shape_behind
 
 @dataclass(frozen=True, eq=False)
 class _Axis:
-    """An axis on its way, or a part of one; the step that makes it, where it is a new one; and
-    which ones it is made of, where those have become one.
+    """An axis on its way, or a part of one; and which ones it is made of, where those have become
+    one. step is the one that makes it, where it is a new one: -1 is the operand's own, -2 stands
+    behind channels, and along -3 values are put side by side.
     """
 
     size: int
@@ -64,7 +65,7 @@ def course_of(chain: Chain, at: int, shape: Shape, before: Shape, rank: int) -> 
         found = _behind(step, axes, i)
         if found is None:
             break
-        is_torn |= step.is_view or is_joining(step) or "index" in dict(step.attributes)
+        is_torn |= step.is_view or _is_joining(step) or "index" in dict(step.attributes)
         if step.is_view and len(found) >= len(axes) and found is not axes:
             # One of them is in parts, or in one part.
             new = [axis for axis in found if axis not in axes]
@@ -84,7 +85,7 @@ def _with_parts(parts: tuple[_Axis, ...], parted: _Axis, new: Sequence[_Axis]) -
     return tuple(a for axis in parts for a in (new if axis is parted else (axis,)))
 
 
-def is_joining(step: Step) -> bool:
+def _is_joining(step: Step) -> bool:
     """Whether a step puts values side by side."""
     return step.definition is not None and step.definition.shaping == "stack"
 
@@ -92,7 +93,7 @@ def is_joining(step: Step) -> bool:
 def _joined(chain: Chain, kept: str, at: int) -> int:
     """The step behind this one that puts the value of that name beside another; -1 if none does."""
     others = enumerate(chain.steps[at:], start=at)
-    uses = (i for i, s in others if is_joining(s) and kept in [name for _, name in s.operands])
+    uses = (i for i, s in others if _is_joining(s) and kept in [name for _, name in s.operands])
     return next(uses, -1) if kept else -1
 
 
@@ -102,7 +103,7 @@ def _behind(step: Step, axes: list[_Axis], i: int) -> list[_Axis] | None:
     if definition is None or definition.window_axes or definition.groups:
         return None
     shape = tuple(axis.size for axis in axes)
-    if is_joining(step):
+    if _is_joining(step):
         (dim,) = dims_of(step, shape)
         return [*axes[:dim], _Axis(1 + len(step.operands), -3), *axes[dim:]]
     if step.operands:
