@@ -154,10 +154,12 @@ class AheadView(BesideView):
 
     @property
     def turns_ahead(self) -> int:
-        """How many turns of the loop ahead packs are sent for: two where there is room."""
+        """How many turns of the loop ahead packs are sent for: two where there is room and a thread
+        holds much.
+        """
         if self.is_skewed:
             return 3
-        if self.family == "column" or self.has_rest:
+        if self.family == "column" or self.has_rest or self.joins_reads:
             return 1
         room = self._most_room // self.apt_blocks - self._sums_bytes - self._along_bytes
         return 2 if 2 * (self._bytes_a_turn + self._edges_a_turn) <= room else 1

@@ -19,6 +19,7 @@ _REGISTERS, _NARROW_REGISTERS = 32768, 49152
 _MOST_ALONG_BYTES = 32 << 10  # of a block, for what every row reads; more where packs are long
 _FEW_SINGLY = 2  # tensors that elements read one by one
 _MOST_KEEPING = 1024  # threads of a multiprocessor, of kernels that are light but for that
+_MOST_JOINING = 1024  # the same of those that join what they read
 _MUCH_BESIDE = 12  # elements of a row, where two tensors stand beside it
 _MOST_BESIDE = 36  # of what strided rows hold, and have beside it for all of their elements
 _MANY_SUMS = 48  # registers of a thread, for sums, or for rows and what they share in large blocks
@@ -290,6 +291,8 @@ class RowView(SummingView):
         if self.kept_own:
             most = next(n for words, n in _RESIDENT_KEEPING if self._own_words <= words)
             return max(1, most // self.threads)
+        if self.joins_reads:
+            return max(1, _MOST_JOINING // self.threads)
         if self.is_light:
             keeping = _MANY_THREADS if self.is_staged and self.is_narrow else _MOST_KEEPING
             resident = min(self.light_threads, keeping if self.keeps_along else 1 << 30)
@@ -376,6 +379,7 @@ class RowView(SummingView):
         is_few = self.apt_blocks * self.threads < _MANY_THREADS and not self._asks_much
         is_few = is_few and not (self.apt_blocks > 1 and self.waits_much)
         is_few |= self.kernel.tier.is_full or bool(self.sums or self.kept_own) or self.is_team
+        is_few |= self.joins_reads
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
         taken = self._sums_bytes + self._along_bytes + self._bytes_of(self.full_reads)
         fits = taken <= self._most_room and min(widths, default=4) >= 4

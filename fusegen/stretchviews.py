@@ -9,11 +9,13 @@ from fusegen import ir
 from fusegen.indexing import Read
 from fusegen.mergeviews import MergingView
 from fusegen.reductionviews import ReductionView
+from fusegen.shortshares import SHORT
 from fusegen.statements import ElementFunction
 from fusegen.target import DEAR, ITEM_BYTES
 from fusegen.tiers import LEAST_STRETCH
 
 _MOST_HELD = 36864  # registers of a multiprocessor for light kernels' elements
+_JOINED_PACKS = 2  # of a row, of a thread that joins what it reads
 _FEWER_LIGHT = 768  # threads, where elements of two bytes leave no room for more
 MOST_AT_ONCE = 16  # elements of a row in the hands of a thread
 
@@ -33,7 +35,23 @@ class StretchingView(MergingView):
         tier = self.kernel.tier
         if self.sums or self.stretches or self.kept_own:
             return tier.summing_elements
+        if self.joins_reads:
+            return _JOINED_PACKS * tier.lanes
         return tier.light_elements if self.is_light else tier.elements
+
+    @cached_property
+    def joins_reads(self) -> bool:
+        """Whether threads compute one value from each element of several tensors, which is all that
+        they keep past the first reduction, and have no registers for a light kernel's shares.
+        """
+        tier = self.kernel.tier
+        if tier is None or self.family != "row" or self._words > 1 or tier.lanes == 1:
+            return False
+        if self.is_light or self.sums or self.stretches or self.kept_own:
+            return False
+        held = [name for pairs in self.kernel.held for name, _ in pairs]
+        is_apt = SHORT < tier.longest <= _JOINED_PACKS * tier.lanes * tier.threads
+        return is_apt and len(held) == 1 < len(self.full_reads)
 
     @property
     def is_light(self) -> bool:

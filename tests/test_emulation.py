@@ -58,6 +58,10 @@ CASES = [
     (_NORM, (9, 1000), [(1000,)] * 2, {}, "row"),
     (_NORM, (9, 1023), [(1023,)] * 2, {}, "row"),
     (_NORM, (4, 8190), [(8190,)] * 2, {}, "row"),
+    # Several tensors that become one value: in few packs, the next row's on their way.
+    (f"{SWIGLU} | rms_norm(w)", (75, 2048), [(1024,)], _FEW, "row"),
+    ("add(r) | silu | layernorm(w, b)", (75, 1000), [(75, 1000), *[(1000,)] * 2], _FEW, "row"),
+    (f"{SWIGLU} | layernorm(w, b)", (9, 16384), [(8192,)] * 2, _FEW | _IN_16, "row"),
     ("layernorm(weight, bias)", (4, 16384), [(16384,)] * 2, {}, "row"),
     # Short ones of no whole packs, by way of shared memory: with rows over, of several tensors.
     (_NORM, (301, 65), [(65,)] * 2, {"dtype": "bfloat16"}, "row"),
