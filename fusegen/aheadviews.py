@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from fusegen.besideviews import BesideView
 from fusegen.indexing import Read
@@ -16,22 +17,22 @@ _MOST_PACKS_BESIDE = 4  # the same beside what tensors have of stretches
 class AheadView(BesideView):
     """A kernel whose blocks may have the packs of later turns on their way."""
 
-    @property
+    @cached_property
     def has_shared_sums(self) -> bool:
         """Whether sums by column are in shared memory, too."""
         return False
 
-    @property
+    @cached_property
     def apt_blocks(self) -> int:
         """How many blocks a multiprocessor is to have, as far as registers go."""
         return 1
 
-    @property
+    @cached_property
     def stages_along(self) -> bool:
         """Whether what every row reads is."""
         return False
 
-    @property
+    @cached_property
     def sent_reads(self) -> list[Read]:
         """What is sent of a row: of full size, and not late."""
         return self._awaited_reads if self.is_skewed else self.full_reads
@@ -152,7 +153,7 @@ class AheadView(BesideView):
         """What one turn's edges take, each with the pack in which it lies."""
         return self.most_edges_beside * self.lanes * ITEM_BYTES[read.buffer.dtype]
 
-    @property
+    @cached_property
     def turns_ahead(self) -> int:
         """How many turns of the loop ahead packs are sent for: two where there is room and a thread
         holds much.

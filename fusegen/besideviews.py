@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 from fusegen.indexing import Read
 from fusegen.placeviews import PlacedView
@@ -12,7 +13,7 @@ from fusegen.target import ITEM_BYTES, PACK_BYTES
 class BesideView(PlacedView):
     """A kernel whose threads may read as neighbours what their rows do not have alone."""
 
-    @property
+    @cached_property
     def reads_beside(self) -> list[Read]:
         """What strided rows have of their own that lies beside each other as they do."""
         if self.family != "column" or not self.groups_behind:

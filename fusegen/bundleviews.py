@@ -82,7 +82,7 @@ class BundleView(MergingView):
         """How many rows a bundle has."""
         return math.prod(self.grouping.windows[-1 - g] for g in self.row_groups)
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """How many elements one access takes."""
         assert self.kernel.tier is not None
@@ -154,7 +154,7 @@ class BundleView(MergingView):
         words = sum(self._count(self.over_of_tensor(r)) * self._words for r in found)
         return found if words <= _MOST_KEPT else []
 
-    @property
+    @cached_property
     def packed(self) -> list[Read]:
         """What is moved in packs, and so must be aligned."""
         return [t for t in self._loaded + self.stores if self.over_of_tensor(t).lane]

@@ -197,15 +197,23 @@ def remember(
     return known
 
 
+def kept(name: str) -> Path | None:
+    """The file of that name which `keep` has kept, whole; None where there is none."""
+    with contextlib.suppress(OSError):  # what cannot be read is made anew
+        for path in (cache_root() / "shared").glob(f"{name}-*"):
+            if path.name == f"{name}-{_digest(path)}":
+                return path
+    return None
+
+
 def keep(name: str, make: Callable[[Path], None]) -> Path:
     """A file that many builds are made with, made by `make(path)` where there is no whole one; the
     name must say all that it depends on. Where the cache cannot be written, it is this process's.
     """
+    found = kept(name)
+    if found is not None:
+        return found
     folder = cache_root() / "shared"
-    with contextlib.suppress(OSError):  # what cannot be read is made
-        for path in folder.glob(f"{name}-*"):
-            if path.name == f"{name}-{_digest(path)}":
-                return path
     unique = f"{_BUILDING}{os.getpid()}-{threading.get_ident()}-{name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)

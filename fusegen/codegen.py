@@ -8,16 +8,20 @@ see an operation, and operations never see a loop.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
+from jinja2.bccache import Bucket
 
-from fusegen import __version__, ir
+from fusegen import __version__, cache, ir
 from fusegen.bundleviews import BundleView
+from fusegen.errors import CacheError
 from fusegen.flatviews import FinaliseView, PointwiseView
 from fusegen.grouping import Grouping
 from fusegen.innerviews import InnerView
@@ -162,10 +166,34 @@ def _folded(line: str) -> list[str]:
     return [*lines, line]
 
 
+class _Compiled(jinja2.BytecodeCache):
+    """Templates as Jinja has compiled them, which takes it half a second: fusegen's cache keeps
+    them. One that cannot be used only costs that time.
+    """
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        with contextlib.suppress(OSError, CacheError):
+            found = cache.kept(self._name(bucket))
+            if found is not None:
+                bucket.bytecode_from_string(found.read_bytes())
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        def write(path: Path) -> None:
+            path.write_bytes(bucket.bytecode_to_string())
+
+        with contextlib.suppress(OSError, CacheError):
+            cache.keep(self._name(bucket), write)
+
+    def _name(self, bucket: Bucket) -> str:
+        facts = (bucket.key, bucket.checksum, jinja2.__version__, sys.version)
+        return f"template-{cache.build_key(*facts)}"
+
+
 @functools.cache
 def _environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
+        bytecode_cache=_Compiled(),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

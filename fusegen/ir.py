@@ -279,18 +279,18 @@ def topological(roots: Iterable[Expr], stop: Container[Expr] = ()) -> list[Expr]
 
     What is in `stop` is left out, with what only it needs.
     """
-    order: list[Expr] = []
-    seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(tuple(roots))]
+    order: dict[Expr, None] = {}
+    entered: set[Expr] = set()
+    stack = [*roots][::-1]
     while stack:
-        node, ready = stack.pop()
-        if ready:
-            order.append(node)
-        elif node not in seen and node not in stop:
-            seen.add(node)
-            stack.append((node, True))
-            stack.extend((a, False) for a in reversed(node.args) if a not in seen)
-    return order
+        node = stack.pop()
+        if node in entered:  # now its arguments are there, or it is met again
+            order[node] = None
+        elif node not in stop:
+            entered.add(node)
+            stack.append(node)
+            stack += [a for a in node.args[::-1] if a not in entered]
+    return [*order]
 
 
 def rebuild(node: Expr, args: tuple[Expr, ...]) -> Expr:

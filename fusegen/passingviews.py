@@ -17,7 +17,7 @@ class PassingView(StretchingView):
 
     least_rows = 8  # of those that pass by a thread, where there are as many
 
-    @property
+    @cached_property
     def full_reads(self) -> list[Read]:
         """What varies along every group: reached by the flat index."""
         at_use = self._read_at_use
@@ -50,12 +50,12 @@ class PassingView(StretchingView):
     def _along(self) -> frozenset[int]:
         return frozenset(self.kernel.columns if self.family == "outer" else self.reduced)
 
-    @property
+    @cached_property
     def partial_reads(self) -> list[Read]:
         """What is broadcast along some group."""
         return [r for r in self.reads if r.extent != self._all or r.buffer.is_computed]
 
-    @property
+    @cached_property
     def _plain_reads(self) -> list[Read]:
         """What of that lies in memory, number by number."""
         found = [r for r in self.partial_reads if not r.buffer.is_computed]

@@ -7,6 +7,7 @@ whatever is none of these goes element by element. Packs lie from a row's start 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from fusegen import ir
 from fusegen.indexing import Read
@@ -27,7 +28,7 @@ class PlacedView(PassingView):
     most_reading = 1280  # threads of a multiprocessor that only reduce rows
     strips = 16  # of rows beside each other, whose sums a thread leaves
 
-    @property
+    @cached_property
     def _most_room(self) -> int:
         """How many bytes of shared memory a block may have beside what is not sent there."""
         if self.kernel.tier is None:
@@ -42,7 +43,7 @@ class PlacedView(PassingView):
         is_wide |= self.adds_many and not self.is_shifted
         return room if self.kernel.tier.is_full or is_wide else min(MOST_SHARED_BYTES, room)
 
-    @property
+    @cached_property
     def adds_many(self) -> bool:
         """Whether a thread adds up more columns of narrow rows than others do."""
         is_apt = self.kernel.tier is not None and self.family == "row" and not self.is_team
@@ -95,7 +96,7 @@ class PlacedView(PassingView):
         """What is written by the flat index."""
         return self.stores if self.family == "outer" else self.element_stores
 
-    @property
+    @cached_property
     def along_reads(self) -> list[Read]:
         """What varies along the row only: the same for every row."""
         if self.family == "column":
@@ -103,13 +104,13 @@ class PlacedView(PassingView):
         along = [r for r in self.partial_reads if r.extent == self._along]
         return [r for r in along if not r.buffer.is_computed]
 
-    @property
+    @cached_property
     def row_reads(self) -> list[Read]:
         """What does not vary along the row."""
         found = [r for r in self.partial_reads if not r.extent & self._along]
         return [r for r in found if r not in self.column_reads]
 
-    @property
+    @cached_property
     def own_reads(self) -> list[Read]:
         """What rows have of their own all along, but share with some others."""
         tier = self.kernel.tier
@@ -125,7 +126,7 @@ class PlacedView(PassingView):
         staying = {*self.kept, *self.kernel.columns}
         return [r for r in self.own_reads if r.extent <= staying]
 
-    @property
+    @cached_property
     def single_reads(self) -> list[Read]:
         """What is reached by its own offset at every element."""
         known = {r.name for r in self.full_reads + self.along_reads + self.row_reads}
@@ -159,14 +160,14 @@ class PlacedView(PassingView):
         """Lines that take an index apart as far as some tensors ask for it."""
         return self.taken_apart(index, groups, {g for r in tensors for g in r.extent})
 
-    @property
+    @cached_property
     def packed(self) -> list[Read]:
         """What is moved in packs, and so must be aligned."""
         along = [] if self.is_shifted else self.along_reads
         own = [] if self.family == "outer" else self.own_reads
         return self.full_reads + along + own + self.full_stores
 
-    @property
+    @cached_property
     def is_narrow(self) -> bool:
         """Whether some of what is moved in packs has elements of less than 32 bits."""
         return any(ITEM_BYTES[r.buffer.dtype] < 4 for r in self.packed)
@@ -323,7 +324,7 @@ class PlacedView(PassingView):
             return tier.threads if tier else 256
         return min(tier.threads, max(256, -(-tier.longest // (32 * self.elements)) * 32))
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """How many elements one access takes."""
         lanes = super().lanes

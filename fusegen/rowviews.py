@@ -47,7 +47,7 @@ class RowView(SummingView):
         _, value, _ = reduction.reduction.value.args
         return read.issuperset(leaf for leaf in ir.inputs([value]) if leaf.extent & along)
 
-    @property
+    @cached_property
     def keeps_along(self) -> bool:
         """Whether a block that goes from row to row keeps what every row reads in registers."""
         if self.family != "row" or self.has_shared_sums:
@@ -118,7 +118,7 @@ class RowView(SummingView):
         shared = [r for r in self.own_reads if self.domain[-1] not in r.extent]
         return self.family == "row" and bool(shared) and not self.is_persistent
 
-    @property
+    @cached_property
     def stages_along(self) -> bool:
         """Whether a block has what every row reads in shared memory, in packs that lie as its rows'
         do: from memory they would come element by element, or keep few threads waiting.
@@ -140,7 +140,7 @@ class RowView(SummingView):
 
     # How rows lie in a block.
 
-    @property
+    @cached_property
     def is_skewed(self) -> bool:
         """Whether a block finishes a row a turn after it added it up: where the next stage is the
         last, and all that it reads is still in shared memory.
@@ -226,7 +226,7 @@ class RowView(SummingView):
         is_long = self.elements >= _MUCH_BESIDE and not self.is_narrow
         return is_long and len(asked) == 2 and any(r in self.own_reads for r in asked)
 
-    @property
+    @cached_property
     def _shares_many(self) -> bool:
         """Whether a light kernel is to have a block less, for packs of what rows share."""
         if not (tier := self.kernel.tier) or not self.is_light:
@@ -273,7 +273,7 @@ class RowView(SummingView):
         """Whether a mean's elements are left out of packs by a branch rather than one by one."""
         return self.is_team or self.is_crowded
 
-    @property
+    @cached_property
     def apt_blocks(self) -> int:
         """How many blocks of its threads a multiprocessor is to have, which says how many registers
         a thread may have, where shared memory has room for as many.
@@ -350,7 +350,7 @@ class RowView(SummingView):
             most = max(most, sum(any(f.reads(n) for f in functions[i:]) for n in names))
         return most
 
-    @property
+    @cached_property
     def has_shared_sums(self) -> bool:
         """Whether the sums by column would crowd the registers."""
         if not self.kernel.tier or not self.sums or self.is_staged:
@@ -369,7 +369,7 @@ class RowView(SummingView):
             taken *= 2
         return taken > _REGISTERS
 
-    @property
+    @cached_property
     def is_sent_ahead(self) -> bool:
         """Whether a block that goes from row to row has the next one's packs on their way: where a
         multiprocessor has room for few blocks; else those hide each other's waits.

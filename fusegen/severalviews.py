@@ -201,7 +201,7 @@ class SeveralView(SlideView):
         """What is read along a line around a thread's pack: what lies by elements."""
         return [r for r in self.together(self.reads) if self.is_element(r)]
 
-    @property
+    @cached_property
     def own_reads(self) -> list[Read]:
         """What is read along a line for a thread's own windows alone."""
         return [r for r in self.together(self.reads) if not self.is_element(r)]

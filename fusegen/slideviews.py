@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 from fusegen import ir
 from fusegen.indexing import Read
@@ -273,7 +274,7 @@ class SlideView(KernelView):
         """Those that vary along it."""
         return [t for t in tensors if self.last in t.extent]
 
-    @property
+    @cached_property
     def packed(self) -> list[Read]:
         """What is moved in packs, and so must be aligned."""
         return self.beside if self.is_packed else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 from fusegen import ir
 from fusegen.aheadviews import AheadView
@@ -49,7 +50,7 @@ class SummingView(AheadView):
             return False
         return self.is_team or tier.shortest >= _MOST_BESIDE_OTHERS * self.elements
 
-    @property
+    @cached_property
     def adds_little(self) -> bool:
         """Whether short rows of single elements leave room for a third block beside their sums."""
         held = self.elements * len(self.full_reads + self.along_reads + self.sums)

@@ -117,7 +117,7 @@ class KernelView(Indexing):
         """Whether a sum takes the factors of a product, and joins them with its addition."""
         return False
 
-    @property
+    @cached_property
     def carried(self) -> list[str]:
         """What stages leave for later ones."""
         return [name for s in self.stages for name in s.held]
@@ -152,7 +152,7 @@ class KernelView(Indexing):
         """Everything written at finished values."""
         return [Read(b.name, b, self.type(b), frozenset(b.extent)) for b, _ in self.kernel.stores]
 
-    @property
+    @cached_property
     def _loaded(self) -> list[Read]:
         """What is read from memory."""
         return [r for r in self.reads if not r.buffer.is_computed]
@@ -283,12 +283,12 @@ class KernelView(Indexing):
 
     # The classes of tensors, by how a skeleton reaches them.
 
-    @property
+    @cached_property
     def full_reads(self) -> list[Read]:
         """What varies along every group of the domain: reached by the flat index."""
         return [r for r in self._loaded if r.extent == frozenset(self.kernel.domain)]
 
-    @property
+    @cached_property
     def partial_reads(self) -> list[Read]:
         """What is broadcast along some group."""
         whole = frozenset(self.kernel.domain)
@@ -314,12 +314,12 @@ class KernelView(Indexing):
         found = {name for _, name in once.results} if once else set[str]()
         return [pair for pair in self.values.leaves if pair[1] in uniform | found]
 
-    @property
+    @cached_property
     def single_reads(self) -> list[Read]:
         """What is asked for element by element: positions, and noise."""
         return [r for r in self.reads if r.buffer.is_computed or r.buffer.dtype == "noise"]
 
-    @property
+    @cached_property
     def packed(self) -> list[Read]:
         """What is moved in packs, and so must be aligned."""
         return self.full_reads + self.stores if self.family in ("pointwise", "inner") else []
@@ -339,7 +339,7 @@ class KernelView(Indexing):
         """The reductions that have an accumulator of their kind."""
         return self.reductions
 
-    @property
+    @cached_property
     def is_sent_ahead(self) -> bool:
         """Whether a block sends for its next elements before it works on these."""
         return False
@@ -354,7 +354,7 @@ class KernelView(Indexing):
         """Whether several blocks may share a row."""
         return False
 
-    @property
+    @cached_property
     def is_skewed(self) -> bool:
         """Whether a block finishes a row a turn after it added it up."""
         return False
@@ -393,7 +393,7 @@ class KernelView(Indexing):
         text = "; ".join(parts)
         return f"{text[:1].upper()}{text[1:]}."
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """How many elements one 16-byte access of the widest tensor holds."""
         moved = [r for r in self.packed if r.buffer.dtype != "noise"]

@@ -57,7 +57,7 @@ FAMILIES = [
     (f"add(b) | {_GATE}", (333, 96), [(96,)]),
     (f"{_GATE} | rms_norm(weight)", (37, 256), [(128,)]),
     (f"{_GATE} | rms_norm(weight)", (1367, 2048), [(1024,)]),
-    ("add(residual) | silu | layernorm(weight, bias)", (1367, 1000), [(1367, 1000), (1000,), (1000,)]),
+    ("add(r) | silu | layernorm(w, b)", (1367, 1000), [(1367, 1000), (1000,), (1000,)]),
     (f"layernorm(weight, bias) | {_GATE}", (37, 8192), [(8192,)] * 2),
     (f"amax(0, keepdim=True) | {_GATE} | mean(-1)", (5, 7, 96), []),
     ("unflatten(-1, (3, 2, -1)) | select(2, 0) | rms_norm(weight)", (2, 37, 192), [(32,)]),

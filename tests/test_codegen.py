@@ -1,11 +1,15 @@
 """What codegen promises of its text, beyond the golden files."""
 
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import CodeType
 
+import jinja2
 import pytest
 
 import fusegen
+from fusegen import codegen
 from fusegen.codegen import TEMPLATES
 from fusegen.describe import Situation, sources
 from fusegen.target import H200, code_name
@@ -47,6 +51,45 @@ def test_an_operand_never_shares_a_name_with_a_local_that_is_put_together() -> N
 def test_no_two_operands_share_a_name() -> None:
     names = ("float", "float_operand", "float_operand_operand", "a_row", "a_row_operand")
     assert len({code_name(name) for name in names}) == len(names)
+
+
+@pytest.fixture
+def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], str]]:
+    """Emits a source as a process does that has read no template yet, with a cache of its own."""
+
+    def emitted(root: Path) -> str:
+        monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(root))
+        codegen._environment.cache_clear()
+        (module,) = sources(fusegen.chain("softmax(-1)"), "cuda", Situation((64, 1024)), grad=False)
+        return module.text
+
+    yield emitted
+    codegen._environment.cache_clear()
+
+
+def test_templates_are_compiled_once_for_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, afresh: Callable[[Path], str]
+) -> None:
+    text, compiled, jinja = afresh(tmp_path), [], jinja2.Environment.compile
+
+    def compile(self: jinja2.Environment, source: str, name: str, filename: str) -> CodeType:
+        compiled.append(name)
+        return jinja(self, source, name, filename)
+
+    monkeypatch.setattr(jinja2.Environment, "compile", compile)
+    assert afresh(tmp_path) == text
+    assert not compiled
+    damaged, *_ = (tmp_path / "shared").glob("template-*")
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert afresh(tmp_path) == text
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("root", ["/dev/null/cache", "/a$path"])
+def test_a_source_is_emitted_where_there_is_no_cache(
+    root: str, tmp_path: Path, afresh: Callable[[Path], str]
+) -> None:
+    assert afresh(Path(root)) == afresh(tmp_path)
 
 
 def test_an_ordinary_operand_keeps_its_name() -> None:

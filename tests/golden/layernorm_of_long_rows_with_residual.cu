@@ -318,12 +318,12 @@ __device__ __forceinline__ void forward_row_values(const float carried_after_add
 }
 
 // Reads x, residual, weight by (inner), bias by (inner); writes out.
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(1024, 1)
 forward_row(const float* x, const float* residual, const float* weight, const float* bias,
     float* __restrict__ out, ForwardSizes sizes) {
   wait_for_kernel_before();
-  constexpr int kLanes = 4, kPacks = 4;
-  __shared__ float cells[2][48];
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ float cells[2][96];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   extern __shared__ uint4 room[];
@@ -332,7 +332,6 @@ forward_row(const float* x, const float* residual, const float* weight, const fl
   auto* const residual_next = reinterpret_cast<Pack<float, kLanes>*>(room + 2048) + thread;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
-  int slot = 0;
   const auto send_row = [&](Index first) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
@@ -340,15 +339,12 @@ forward_row(const float* x, const float* residual, const float* weight, const fl
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&x_next[slot * 4096 + p * 512], x + (base + i));
-      if (is_here) send(&residual_next[slot * 4096 + p * 512], residual + (base + i));
+      if (is_here) send(&x_next[p * 1024], x + (base + i));
+      if (is_here) send(&residual_next[p * 1024], residual + (base + i));
     }
     send_off();
   };
   send_row(first);
-  slot = 1;
-  send_row(first + stride);
-  slot = 0;
   const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
   const Counts<float> counts = counted<false>(elements);
   for (; first < rows; first += stride) {
@@ -356,14 +352,13 @@ forward_row(const float* x, const float* residual, const float* weight, const fl
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     Pack<float, kLanes> x_in[kPacks];
     Pack<float, kLanes> residual_in[kPacks];
-    wait_for_sent<1>();
+    wait_for_sent<0>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      x_in[p] = x_next[slot * 4096 + p * 512];
-      residual_in[p] = residual_next[slot * 4096 + p * 512];
+      x_in[p] = x_next[p * 1024];
+      residual_in[p] = residual_next[p * 1024];
     }
-    send_row(first + 2 * stride);
-    slot ^= 1;
+    send_row(first + stride);
     Spread<float> spreads_1[1];
     float carried_after_add[kPacks][kLanes];
 #pragma unroll
@@ -383,7 +378,7 @@ forward_row(const float* x, const float* residual, const float* weight, const fl
       }
       spreads_1[0].add_if(is_here, p == 0, mean_term_lanes);
     }
-    combine<16, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
+    combine<32, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
     const float mean_value = spreads_1[0].centre;
     const float variance_value = spreads_1[0].squares / static_cast<float>(length);
     float inverse_root_value;
@@ -519,14 +514,13 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16), 256);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 8), 256);
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
-  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 131072, 131072,
-      device);
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 65536, 65536, device);
   const int64_t forward_row_slots = forward_row_tasks < forward_row_resident ? forward_row_tasks : forward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 131072, stream, x,
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 65536, stream, x,
         residual, weight, bias, out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
