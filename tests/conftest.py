@@ -1,6 +1,7 @@
 """What every test shares: one cache of builds a session, the devices, seeds."""
 
 import os
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +13,16 @@ from fusegen.ops import ALIASES, OPS
 
 # Where builds for a CPU are not optimised: what these test is which values and gradients the text
 # stands for, and gcc takes longer to optimise it than everything else together. What optimised
-# builds compute is seen by the others: every chain that people write, every operation, reductions
-# short and long, and chains at random.
+# builds compute is seen by the others: every chain that people write in fp32, every operation in
+# all types, reductions short and long, and chains at random. Single tests say so by a mark.
 UNOPTIMISED = (
     *("test_autocast", "test_broadcasting", "test_bundles", "test_casts"),
     *("test_dropout", "test_gaps", "test_giving", "test_gradients"),
     *("test_holding", "test_joining", "test_layer", "test_layouts"),
     *("test_losses", "test_masks", "test_mixed", "test_norms"),
     *("test_operands", "test_operators", "test_pooling"),
-    *("test_second_derivatives", "test_segments", "test_selecting", "test_tensorlike"),
-    *("test_transforms", "test_viewing"),
+    *("test_second_derivatives", "test_segments", "test_selecting", "test_stacking"),
+    *("test_tensorlike", "test_transforms", "test_viewing"),
 )
 
 
@@ -81,15 +82,28 @@ def threads():
         torch.set_num_threads(1)
 
 
+@contextmanager
+def unoptimised():
+    """Builds for a CPU without optimising."""
+    with pytest.MonkeyPatch.context() as patch:
+        flags = toolchain.FLAGS["cpp"]
+        fast = tuple("-O0" if flag == "-O3" else flag for flag in flags.cxx)
+        patch.setitem(toolchain.FLAGS, "cpp", replace(flags, cxx=fast))
+        patch.setattr(modules, "_modules", {})  # else the process keeps them for the others
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def optimisation(request):
     """None for UNOPTIMISED."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.module.__name__ in UNOPTIMISED:
-            flags = toolchain.FLAGS["cpp"]
-            fast = tuple("-O0" if flag == "-O3" else flag for flag in flags.cxx)
-            patch.setitem(toolchain.FLAGS, "cpp", replace(flags, cxx=fast))
-            patch.setattr(modules, "_modules", {})  # else the process keeps them for the others
+    with unoptimised() if request.module.__name__ in UNOPTIMISED else nullcontext():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def optimisation_of_one(request):
+    """None for a test that is marked so."""
+    with unoptimised() if request.node.get_closest_marker("unoptimised") else nullcontext():
         yield
 
 

@@ -199,9 +199,11 @@ KINDS = {
     "fp32 channels_last": (torch.float32, True),
     "bf16": (torch.bfloat16, False),
 }
+_OPTIMISED = ("fp32", "fp32 channels_last")
+_KINDS = [pytest.param(k, marks=[pytest.mark.unoptimised] * (k not in _OPTIMISED)) for k in KINDS]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize(
     ("text", "shape", "operands"), CHAINS + MIXED, ids=[c[0] for c in CHAINS + MIXED]
 )
