@@ -75,7 +75,11 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     if signature.is_dealt:
         kernels = dealt_out(kernels, frozenset(range(len(grouping.axes))))
     whole = _whole(arguments, pieces)
-    return Entry(program.name, kernels, whole, grouping, compute, alike, program.pieces)
+    is_short = program.name in signature.short_rows
+    return Entry(
+        *(program.name, kernels, whole, grouping, compute, alike, program.pieces),
+        has_short_rows=is_short,
+    )
 
 
 def _gaps(piece: Piece, grouping: Grouping) -> Gaps:

@@ -29,7 +29,7 @@ from fusegen.signature import Rows, Signature
 from fusegen.strides import most_elements
 from fusegen.target import H200, TARGETS, Limits
 from fusegen.traffic import moved
-from fusegen.unrolling import are_apt, candidates, unrolled
+from fusegen.unrolling import are_apt, candidates, grouped, unrolled
 
 # Where rows are not held on the chip, one longer than this that shares the machine with too few
 # others is divided among all threads, in passes.
@@ -42,6 +42,7 @@ _LONGEST_SUMMED = {True: 200, False: 60}
 _KERNEL_BYTES = 4 << 20  # what memory moves while a kernel begins and ends
 _ROW_BYTES = 256  # while a row of sums along it, as many as 16 elements in fp32 take on an H100
 _MOST_SAMPLES = 1024  # of which a block has what rows leave of each, whatever their number
+_LEAST_OF_LINE = 16  # elements, which vectors are filled up to
 _LEAST_GAIN = 0.97  # of what is taken otherwise: below, the likelier rows are as good
 
 
@@ -116,7 +117,8 @@ def _signature(
     if not TARGETS[target].holds_rows:
         lined = [] if bound.windows else programs
         strips = [p.name for p in lined if leaves_lines_empty(p, bound, order)]
-        return replace(plain, strips=tuple(strips))
+        short = [p.name for p in lined if _fills_no_line(p, plain, bound)]
+        return replace(plain, strips=tuple(strips), short_rows=tuple(short))
     plain = replace(plain, has_columns=has_whole_columns(bound, order))
     if bound.windows:
         found = _bundled(programs, dtypes, bound, order)
@@ -154,6 +156,14 @@ def _signature(
         tried = {domain for _, domain in options}
         rows += _with_smaller(program, replace(plain, rows=every), tried, bound, limits)
     return replace(plain, rows=tuple(rows))
+
+
+def _fills_no_line(program: Program, plain: Signature, bound: Bound) -> bool:
+    """Whether the elements that all tensors treat alike are so few that arithmetic by lines is to
+    have several rows of them in each.
+    """
+    *outer, inner = grouped(program, plain)[-1].axes or ((),)
+    return bool(outer) and math.prod(bound.domain[a] for a in inner) < _LEAST_OF_LINE
 
 
 def _dealt(

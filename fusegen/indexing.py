@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from fusegen.grouping import Grouping
@@ -115,8 +115,10 @@ class Indexing:
             rest = above
         return lines
 
-    def offset(self, read: Read) -> str:
-        """A tensor's element offset from the group indices, which are locals by then."""
+    def offset(self, read: Read, at_first: Container[int] = ()) -> str:
+        """A tensor's element offset from the group indices, which are locals by then; at the first
+        index along some groups.
+        """
         text = ""
         for group in read.buffer.extent:
             if group < 0 and read.buffer.is_windowed:
@@ -130,5 +132,8 @@ class Indexing:
                     f"({coordinate} * {self.grouping.windows[window]} + window_{window + 1})"
                 )
                 size = f"sizes.{self.grouping.names[group]}_unpooled.value"
-            text = coordinate if not text else f"({text}) * {size} + {coordinate}"
+            if group in at_first:
+                text = text and f"({text}) * {size}"
+            else:
+                text = coordinate if not text else f"({text}) * {size} + {coordinate}"
         return text or "0"

@@ -170,6 +170,7 @@ class Entry:
     compute: str
     alike: frozenset[str]
     pieces: tuple[Piece, ...] = ()  # of arguments, as kernels take them
+    has_short_rows: bool = False  # whether lines are to have several rows
 
     @property
     def sizes_type(self) -> str:

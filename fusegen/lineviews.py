@@ -31,11 +31,34 @@ class LineView(KernelView):
         """The groups from one of whose lines to the next a function is called again."""
         return self.reduced if self.family == "column" else ()
 
+    def sizes_of(self, groups: Iterable[int]) -> list[str]:
+        """How many index values each of the groups has."""
+        return [self.size_of(group) for group in groups]
+
+    def steps_of(self, read: Read, groups: Iterable[int]) -> list[str]:
+        """How far apart a tensor's neighbours along each group lie; 0 where one stands for all."""
+        own = read.buffer.extent
+        behind = {g: self.size(own[own.index(g) + 1 :]) for g in own if g in read.extent}
+        return [behind.get(group, "0") for group in groups]
+
+    def start_of(self, read: Read, groups: Iterable[int]) -> str:
+        """Where what a tensor has along a line begins, at the first index along the groups."""
+        offset = self.offset(read, frozenset(groups) & read.extent)
+        return read.name if offset == "0" else f"{read.name} + {offset}"
+
     def lines_of(self, function: ElementFunction, added: Iterable[ReductionView]) -> list[Read]:
         """The tensors that a function reads itself, and what is added up as it is read."""
         lines = {ir.name_of(r.reduction.value) for r in added if r.is_plain}
         lines |= {name for _, name in function.leaves}
         return [r for r in self.reads if r.name in lines]
+
+    @property
+    def joins_rows(self) -> bool:
+        """Whether a line has several rows, which are short: elements are on their own, and so are
+        their results.
+        """
+        whole = self.domain == tuple(range(len(self.grouping.axes)))
+        return self.has_short_rows and self.family == "pointwise" and whole
 
     @property
     def staying_reads(self) -> list[Read]:

@@ -37,6 +37,7 @@ class Signature:
     in_cache: tuple[str, ...]  # families of rows that are worked on as a whole, where none are held
     rows: tuple[tuple[str, Rows], ...]  # by the name of the program that holds them
     strips: tuple[str, ...] = ()  # the programs whose reductions take short runs far apart
+    short_rows: tuple[str, ...] = ()  # the programs of which a line has several rows
     has_columns: bool = False  # whether packs are whole down columns, if elements go down those
     gaps: tuple[tuple[str, str], ...] = ()  # (program, input) where it is dense but for gaps
     is_dealt: bool = False  # whether `order` is that of rows whose runs lie in another

@@ -5,7 +5,7 @@ cover an element.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import cached_property
 
 from fusegen import ir
@@ -171,10 +171,10 @@ class SlideView(KernelView):
         """The number of positions in a window, at most."""
         return math.prod(self.grouping.windows[-1 - g] for g in self.reduced)
 
-    def offset(self, read: Read) -> str:
+    def offset(self, read: Read, at_first: Container[int] = ()) -> str:
         """A tensor's element offset from the indices, which are locals by then."""
         if not read.buffer.is_windowed:
-            return super().offset(read)
+            return super().offset(read, at_first)
         text = ""
         for group in (g for g in read.buffer.extent if g >= 0):
             coordinate, size = self.word(group), self.size_of(group)

@@ -33,7 +33,7 @@ class KernelView(Indexing):
         super().__init__(entry.grouping, kernel.flat, is_unpooled=kernel.is_unpooled)
         self.kernel = kernel
         self.target = target
-        self.compute = entry.compute
+        self.compute, self.has_short_rows = entry.compute, entry.has_short_rows
         self.name, self.family = kernel.name, kernel.family
         self.domain, self.reduced, self.kept = kernel.domain, kernel.reduced, kernel.kept
         self.entry_name, self.sizes_type = entry.name, entry.sizes_type

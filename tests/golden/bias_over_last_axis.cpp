@@ -88,6 +88,34 @@ inline const Value* load(const Stored* from, Index width, Value* room) {
   return room;
 }
 
+// A line over several groups: along each, its elements are so far apart, or 0 where one stands for all.
+template <int count, typename Pointer, typename Value>
+inline void gather(Pointer from, Index first, Index width, const Index (&sizes)[count],
+    const Index (&steps)[count], Value* line) {
+  constexpr int last = count - 1;
+  Index at[count], offset = 0;
+  for (int n = last; n >= 0; --n) {
+    at[n] = n == 0 ? first : first % sizes[n];
+    first /= sizes[n];
+    offset += at[n] * steps[n];
+  }
+  for (Index i = 0; i < width;) {
+    const Index end = std::min(width, i + sizes[last] - at[last]);
+    const auto here = from + offset;
+    for (Index j = i; j < end; ++j) line[j] = static_cast<Value>(widen(here[(j - i) * steps[last]]));
+    i = end;
+    offset -= at[last] * steps[last];
+    at[last] = 0;
+    for (int n = last - 1; n >= 0; --n) {
+      offset += steps[n];
+      if (++at[n] < sizes[n]) break;
+      offset -= sizes[n] * steps[n];
+      at[n] = 0;
+    }
+  }
+  pad(line, width);
+}
+
 // A line to be written before store.
 template <Index stride, typename Stored, typename Value>
 inline Value* target(Stored* to, Index width, Value* room) {
@@ -128,20 +156,21 @@ static inline __attribute__((always_inline)) void forward_pointwise_values(const
 static void forward_pointwise(const float* __restrict__ x, const float* __restrict__ bias,
     float* __restrict__ out, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.inner.value);
-  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const Index rows = 1, length = sizes.outer.value * sizes.inner.value;
   const Index pieces = pieces_of(length);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
   for (Index task = 0; task < rows * pieces; ++task) {
     const Index row = task / pieces, piece = task % pieces;
     const Index end = std::min(length, (piece + 1) * kPiece);
-    const Index outer = row;
     for (Index first = piece * kPiece; first < end; first += kLine) {
       const Index width = std::min(kLine, end - first);
-      const Index inner = first;
+      const Index above_inner = divide(first, sizes.inner);
+      const Index inner = first - above_inner * sizes.inner.value;
+      const Index outer = above_inner;
       float x_room[kLine];
       const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-      float bias_room[kLine];
-      const float* const bias_line = load<1>(bias + inner, width, bias_room);
+      float bias_line[kLine];
+      gather<2>(bias, first, width, {sizes.outer.value, sizes.inner.value}, {0, 1}, bias_line);
       float out_room[kLine];
       float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
 #pragma omp simd

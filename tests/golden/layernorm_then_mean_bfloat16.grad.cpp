@@ -153,6 +153,34 @@ inline const Value* load(const Stored* from, Index width, Value* room) {
   return room;
 }
 
+// A line over several groups: along each, its elements are so far apart, or 0 where one stands for all.
+template <int count, typename Pointer, typename Value>
+inline void gather(Pointer from, Index first, Index width, const Index (&sizes)[count],
+    const Index (&steps)[count], Value* line) {
+  constexpr int last = count - 1;
+  Index at[count], offset = 0;
+  for (int n = last; n >= 0; --n) {
+    at[n] = n == 0 ? first : first % sizes[n];
+    first /= sizes[n];
+    offset += at[n] * steps[n];
+  }
+  for (Index i = 0; i < width;) {
+    const Index end = std::min(width, i + sizes[last] - at[last]);
+    const auto here = from + offset;
+    for (Index j = i; j < end; ++j) line[j] = static_cast<Value>(widen(here[(j - i) * steps[last]]));
+    i = end;
+    offset -= at[last] * steps[last];
+    at[last] = 0;
+    for (int n = last - 1; n >= 0; --n) {
+      offset += steps[n];
+      if (++at[n] < sizes[n]) break;
+      offset -= sizes[n] * steps[n];
+      at[n] = 0;
+    }
+  }
+  pad(line, width);
+}
+
 // A line to be written before store.
 template <Index stride, typename Stored, typename Value>
 inline Value* target(Stored* to, Index width, Value* room) {
@@ -413,25 +441,9 @@ static void forward_finalise(const bfloat16* __restrict__ weight, const bfloat16
     const Index inner = first - above_inner * sizes.inner.value;
     const Index outer = above_inner;
     float weight_line[kLine];
-    for (Index i = 0, end = 0; i < width; i = end) {
-      end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
-      const Index above_inner = divide((first + i), sizes.inner);
-      const Index inner = (first + i) - above_inner * sizes.inner.value;
-      const Index outer = above_inner;
-      const auto from = weight + inner;
-      for (Index j = i; j < end; ++j) weight_line[j] = widen(from[j - i]);
-    }
-    pad(weight_line, width);
+    gather<2>(weight, first, width, {sizes.outer.value, sizes.inner.value}, {0, 1}, weight_line);
     float bias_line[kLine];
-    for (Index i = 0, end = 0; i < width; i = end) {
-      end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
-      const Index above_inner = divide((first + i), sizes.inner);
-      const Index inner = (first + i) - above_inner * sizes.inner.value;
-      const Index outer = above_inner;
-      const auto from = bias + inner;
-      for (Index j = i; j < end; ++j) bias_line[j] = widen(from[j - i]);
-    }
-    pad(bias_line, width);
+    gather<2>(bias, first, width, {sizes.outer.value, sizes.inner.value}, {0, 1}, bias_line);
     float out_room[kLine];
     float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
     float saved_mean__room[kLine];
