@@ -75,8 +75,30 @@ def in_mode(module: nn.Module, *, is_training: bool) -> Iterator[None]:
 def traced(module: nn.Module, lent: Mapping[str, Place]) -> Chain:
     """The chain that the module's forward is in the modes in which its parts are."""
     held = {name: getattr(*place) for name, place in lent.items()}
-    with _steps_for_norms(module), _Lending({id(tensor): name for name, tensor in held.items()}):
+    lending = _Lending({id(tensor): name for name, tensor in held.items()})
+    with _steps_for_norms(module), _left_as_it_was(module), lending:
         return trace(module, held)
+
+
+@contextmanager
+def _left_as_it_was(module: nn.Module) -> Iterator[None]:
+    """With nothing of the chain left in a module whose forward keeps something of what it computes;
+    ChainError for that.
+    """
+    before = [(part, {**vars(part)}, {**part._buffers}) for part in module.modules()]
+    yield
+    for part, attributes, buffers in before:
+        now = {**vars(part), **part._buffers}
+        kept = [name for name, value in now.items() if isinstance(value, Expr)]
+        if kept:
+            vars(part).clear()
+            vars(part).update(attributes)
+            part._buffers.clear()
+            part._buffers.update(buffers)
+            raise ChainError(
+                f"{type(part).__name__}.{kept[0]}: forward keeps a value there, and a chain has "
+                "none before a call; return it beside the result"
+            )
 
 
 class _Lending(TorchFunctionMode):

@@ -114,7 +114,7 @@ class Expr:
         return again, (self.op, self.args, self.attrs)
 
 
-_interned: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
+interned: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
 _interning = open_lock()
 
 
@@ -132,9 +132,9 @@ def make(
     exact = tuple(struct.pack("d", a) if isinstance(a, float) else a for a in attrs)
     key = (op, args, exact, extent, rank, kind)
     with _interning:
-        node = _interned.get(key)
+        node = interned.get(key)
         if node is None:
-            node = _interned[key] = Expr(op, args, attrs, extent, rank, kind)
+            node = interned[key] = Expr(op, args, attrs, extent, rank, kind)
     return node
 
 

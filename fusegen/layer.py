@@ -36,6 +36,11 @@ class Layer(nn.Module):
         self, source: str | Chain | Op | nn.Module | Callable[..., Any], /, **held: Tensor
     ) -> None:
         super().__init__()
+        if isinstance(source, torch.jit.ScriptModule):
+            raise ArgumentError(
+                f"got a {type(source).__name__}, whose forward is no Python that could be traced; "
+                "give the module that it was made from"
+            )
         self._lent: dict[str, tuple[nn.Module, str]] = {}
         self._parts: tuple[nn.Module, ...] = (self,)
         self._by_mode: dict[tuple[bool, ...], Fused] = {}

@@ -27,6 +27,9 @@ from fusegen.unsaid import UNKNOWN, DeviceOf, NotKnownYet, TypeOf
 _SWITCHES = ("inplace", "return_indices")
 # What a tensor has of its own, and only a call tells.
 _OWN: Mapping[str, Callable[[Expr], Any]] = {"dtype": TypeOf, "device": DeviceOf, "shape": ShapeOf}
+_COMPARING = {"__eq__": "eq", "__ne__": "ne"}
+# What shares its memory with what it is made of.
+_VIEWS = ("squeeze", "unsqueeze", "flatten", "unflatten", "reshape", "select", "detach")
 # Norms over the last axis, if no shape is told.
 _OVER_LAST = ("layer_norm", "rms_norm")
 # What is told a type itself, and does not compute in it.
@@ -40,6 +43,11 @@ def of_torch(
 ) -> Any:
     """A function of torch's on arguments of which one is an expression: torch's protocol."""
     name = getattr(function, "__name__", str(function)).removeprefix("special_")
+    name = {"__rdiv__": "__rtruediv__", "__div__": "__truediv__"}.get(name, name)
+    if name in _COMPARING:
+        x, other = (known(value, f"x.{name}") for value in args)
+        x, other = (x, other) if isinstance(x, Expr) else (other, x)
+        return ir.primitive(_COMPARING[name], x, _number(other))
     if name.startswith("__") and callable(method := getattr(Expr, name, None)):
         return method(*[known(value, f"x.{name}") for value in args])
     if name == "linalg_vector_norm":  # and not linalg_norm, which is a matrix's where it is of two
@@ -106,10 +114,7 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
         raise ChainError(f"{where}: {UNKNOWN[name]}")
     name = name.lstrip("_")
     if name.endswith("_"):
-        raise ChainError(
-            f"{where} changes x in place, but a chain's steps give new values; write "
-            f"x = x.{name.rstrip('_')}(...)"
-        )
+        return _overwriting(where, name.rstrip("_"), args, kwargs, f"x = x.{name.rstrip('_')}(...)")
     if kwargs.pop("inplace", False):
         return _overwriting(where, name, args, kwargs)
     if kwargs.get("out") is not None:
@@ -144,18 +149,58 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     return op(x, *others, **given)
 
 
-def _overwriting(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _overwriting(
+    where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], instead: str = ""
+) -> Any:
     """The same with a new value, where it is the only one who has the old one."""
     x, *_ = args or [kwargs.get("input")]
-    if not isinstance(x, Expr) or x.op == "input":
+    if not isinstance(x, Expr) or _seen_through(x)[-1].op == "input":
+        changes = f"changes x in place, but a chain's steps give new values; write {instead}"
+        wants = "inplace=True would change what the chain is given; leave it out, or give "
         raise ChainError(
-            f"{where}: inplace=True would change what the chain is given; leave it out, or give "
-            "the module inplace=False"
+            f"{where} {changes}" if instead else f"{where}: {wants}the module inplace=False"
         )
+    users = _users_of(_seen_through(x))
     found = _called(where, name, args, kwargs)
     if (tracing := _tracing.get()) is not None:
-        tracing.overwritten.append((where, x, found))
+        way = f"write {instead}" if instead else "leave it out, or give the module inplace=False"
+        what = where if instead else f"{where}: inplace=True"
+        tracing.overwritten.append(_Overwritten(what, way, x, found, users))
     return found
+
+
+def _seen_through(x: Expr) -> list[Expr]:
+    """x and what it is a view of, which shares its memory: last what was made itself."""
+    found = [x]
+    while (getattr(x.attrs[0], "name", "") if x.op == "call" else x.op) in _VIEWS:
+        x = x.args[0]
+        found.append(x)
+    return found
+
+
+def _users_of(values: Sequence[Expr]) -> list[Expr]:
+    """All that has been computed of these so far."""
+    return [n for n in ir.interned.values() if any(v in n.args for v in values)]
+
+
+class _Overwritten(NamedTuple):
+    """A value in whose place another came."""
+
+    where: str
+    way: str  # what to write instead
+    before: Expr
+    after: Expr
+    users: Sequence[Expr]  # what had been computed of it by then
+
+    def check(self, results: Sequence[Expr]) -> None:
+        """Raise ChainError where the value, or what it is a view of, is used later."""
+        values = _seen_through(self.before)
+        allowed = {self.after, *self.users}
+        later = (n for n in ir.topological(results) if n not in allowed)
+        if any(v in n.args for n in later for v in values) or not set(values).isdisjoint(results):
+            raise ChainError(
+                f"{self.where} changes a value that is used elsewhere too; {self.way}"
+            )
 
 
 class _Tracing(NamedTuple):
@@ -163,18 +208,12 @@ class _Tracing(NamedTuple):
 
     tensors: Mapping[int, Expr]  # by the ids of those that the function has, what stands for them
     has_gradients: bool  # whether torch records gradients where the function begins
-    overwritten: list[tuple[str, Expr, Expr]]  # by whom, what, and by what value
+    overwritten: list[_Overwritten]
 
     def check(self, results: Iterable[Expr]) -> None:
         """Raise ChainError where what was overwritten is used elsewhere."""
-        results = tuple(results)
-        for where, before, after in self.overwritten:
-            users = [n for n in ir.topological(results) if before in n.args and n is not after]
-            if users or before in results:
-                raise ChainError(
-                    f"{where}: inplace=True changes a value that is used elsewhere too; leave it "
-                    "out, or give the module inplace=False"
-                )
+        for each in self.overwritten:
+            each.check(tuple(results))
 
 
 _tracing: ContextVar[_Tracing | None] = ContextVar("_tracing", default=None)
@@ -225,6 +264,21 @@ def _with_tensors(op: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Exp
     return found
 
 
+def _assigning(sign: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr, Any], Expr]:
+    """x += y and the like: a new value by x's name, and no other's."""
+
+    def found(x: Expr, other: Any) -> Expr:
+        users = _users_of(_seen_through(x))
+        result = method(x, other)
+        if (tracing := _tracing.get()) is not None and _is_outside():
+            way = f"write x = x {sign} y"
+            told = _Overwritten(f"x {sign}= y", way, x, result, users)
+            tracing.overwritten.append(told)
+        return result
+
+    return found
+
+
 def _refuse_parts(x: Expr) -> Any:
     raise TypeError("an Expr has no parts before a call; of halves write x.chunk(2, dim)")
 
@@ -240,14 +294,24 @@ def _compared(op: str) -> Callable[[Expr, object], Any]:
 
     def found(x: Expr, other: object) -> Any:
         if isinstance(other, Expr):
-            asking = sys._getframe(1).f_globals.get("__name__", "")
-            is_traced = _tracing.get() is not None and asking.split(".")[0] != "fusegen"
+            is_traced = _tracing.get() is not None and _is_outside()
             return ir.primitive(op, x, other) if is_traced else NotImplemented
-        if isinstance(other, bool) or not isinstance(other, Real):
+        if not isinstance(other, Real):
             return NotImplemented
-        return ir.primitive(op, x, float(other))
+        return ir.primitive(op, x, _number(other))
 
     return found
+
+
+def _number(value: Any) -> Any:
+    """A number as a primitive takes it, True as 1; all else as it is."""
+    return float(value) if isinstance(value, Real) else value
+
+
+def _is_outside() -> bool:
+    """Whether who asks, behind a method of this module, is none of fusegen's own."""
+    asking: str = sys._getframe(2).f_globals.get("__name__", "")
+    return asking.split(".")[0] != "fusegen"
 
 
 def be_like_tensors() -> None:
@@ -256,7 +320,11 @@ def be_like_tensors() -> None:
         for name in (f"__{word}__", f"__r{word}__"):
             if (method := vars(Expr).get(name)) is not None:
                 setattr(Expr, name, _with_tensors(word, method))
+    signs = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "pow": "**", "and": "&", "or": "|"}
+    for word, sign in signs.items():
+        setattr(Expr, f"__i{word}__", _assigning(sign, getattr(Expr, f"__{word}__")))
     for name, function in {
+        "__pos__": lambda x: x,
         "__torch_function__": classmethod(of_torch),
         "__getattr__": attribute_of,
         "__getitem__": item_of,

@@ -23,6 +23,9 @@ UNKNOWN: Mapping[str, str] = {
     ),
     **dict.fromkeys(("item", "tolist", "numpy", "cpu"), "it has no values before a call"),
     **dict.fromkeys(
+        ("requires_grad", "is_leaf", "is_cuda", "grad_fn"), "it is not known before a call"
+    ),
+    **dict.fromkeys(
         ("permute", "transpose", "t", "T", "mT", "movedim"),
         "no step exchanges axes; pass such a view of the tensor, which is read where it lies",
     ),
@@ -53,7 +56,7 @@ UNSAID: Mapping[str, str] = {
 }
 
 
-class NotKnownYet(ChainError, AttributeError):
+class NotKnownYet(ChainError):
     """What a tensor has, and an expression has not before a call."""
 
 
@@ -73,8 +76,15 @@ class TypeOf:
     __hash__ = None  # type: ignore[assignment]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DeviceOf:
     """x.device, where all that a call is given is."""
 
     value: Expr
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DeviceOf):
+            raise NotKnownYet("x.device is not known before a call, which has one for all")
+        return True
+
+    __hash__ = None  # type: ignore[assignment]

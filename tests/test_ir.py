@@ -51,7 +51,7 @@ def test_constants_are_told_apart_by_their_bits() -> None:
 def test_an_expression_outlives_nothing_that_uses_it() -> None:
     def alive() -> int:
         gc.collect()
-        return len(ir._interned)
+        return len(ir.interned)
 
     start = alive()
     node = X
