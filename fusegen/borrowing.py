@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -14,7 +14,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
 from fusegen.errors import ChainError
-from fusegen.ir import Expr
+from fusegen.ir import Expr, name_of
 from fusegen.ops import COUNTER, RUNNING, Chain, lookup
 from fusegen.tensorlike import known, of_torch
 from fusegen.trace import trace
@@ -41,6 +41,24 @@ _TOLD = [
 ]
 _BAKED = ["item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__", "__array__"]
 Place = tuple[nn.Module, str]  # the module that has a tensor, and what it calls it
+# How many axes norms want of what they are given.
+_AXES: Mapping[type, tuple[int, ...]] = {
+    nn.BatchNorm1d: (2, 3),
+    nn.BatchNorm2d: (4,),
+    nn.BatchNorm3d: (5,),
+    nn.InstanceNorm1d: (3,),
+    nn.InstanceNorm2d: (4,),
+    nn.InstanceNorm3d: (5,),
+}
+
+
+class Wanted(NamedTuple):
+    """How many axes a module's input must have, as a norm says that is given it, or what is
+    computed of it elementwise.
+    """
+
+    norm: str
+    axes: tuple[int, ...]
 
 
 def lent_by(module: nn.Module) -> dict[str, Place]:
@@ -72,12 +90,37 @@ def in_mode(module: nn.Module, *, is_training: bool) -> Iterator[None]:
             part.training = was_training
 
 
-def traced(module: nn.Module, lent: Mapping[str, Place]) -> Chain:
-    """The chain that the module's forward is in the modes in which its parts are."""
+def traced(module: nn.Module, lent: Mapping[str, Place]) -> tuple[Chain, Wanted | None]:
+    """The chain that the module's forward is in the modes in which its parts are, and what is
+    wanted of its input.
+    """
     held = {name: getattr(*place) for name, place in lent.items()}
     lending = _Lending({id(tensor): name for name, tensor in held.items()})
-    with _steps_for_norms(module), _left_as_it_was(module), lending:
-        return trace(module, held)
+    given: list[tuple[Any, Expr]] = []
+    with _steps_for_norms(module, given), _left_as_it_was(module), lending:
+        chain = trace(module, held)
+    found = [
+        (norm, a) for norm, x in given if _is_like_input(x, lent) for a in [_axes_of(norm)] if a
+    ]
+    return chain, next((Wanted(type(norm).__name__, axes) for norm, axes in found), None)
+
+
+def _axes_of(norm: nn.Module) -> tuple[int, ...]:
+    return next((axes for kind, axes in _AXES.items() if isinstance(norm, kind)), ())
+
+
+def _is_like_input(x: Expr, lent: Mapping[str, Place]) -> bool:
+    """Whether a value has as many axes as the module's input: computed of it elementwise, with
+    numbers and the module's own tensors.
+    """
+    while x.args:
+        first, *others = x.args
+        is_plain = x.op != "call" or getattr(x.attrs[0], "shaping", "") == "same"
+        own = all(a.op == "const" or (a.op == "input" and name_of(a) in lent) for a in others)
+        if not (is_plain and own):
+            return False
+        x = first
+    return x.op == "input" and name_of(x) not in lent
 
 
 @contextmanager
@@ -126,14 +169,20 @@ class _Lending(TorchFunctionMode):
 
 
 @contextmanager
-def _steps_for_norms(module: nn.Module) -> Iterator[None]:
-    """For norms that ask for shapes, or count batches as they run, the steps that they are."""
+def _steps_for_norms(module: nn.Module, given: list[tuple[Any, Expr]]) -> Iterator[None]:
+    """For norms that ask for shapes, or count batches as they run, the steps that they are; what
+    each is given is noted.
+    """
+
+    def forward(norm: Any, x: Expr) -> Any:
+        given.append((norm, x))
+        return _batch_norm(norm, x) if isinstance(norm, _BatchNorm) else _instance_norm(norm, x)
+
     own = (_BatchNorm.forward, _InstanceNorm.forward)  # and nobody's who has changed it
     norms = [part for part in module.modules() if type(part).forward in own]
     norms = [part for part in norms if "forward" not in vars(part)]
     for part in norms:
-        step = _batch_norm if isinstance(part, _BatchNorm) else _instance_norm
-        part.forward = partial(step, part)
+        part.forward = partial(forward, part)
     try:
         yield
     finally:

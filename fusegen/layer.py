@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusegen.borrowing import in_mode, lent_by, traced
+from fusegen.borrowing import Wanted, in_mode, lent_by, traced
 from fusegen.dsl import chain
 from fusegen.errors import ArgumentError
 from fusegen.ops import RUNNING, Chain, Op, Step
@@ -45,6 +45,7 @@ class Layer(nn.Module):
         self._parts: tuple[nn.Module, ...] = (self,)
         self._by_mode: dict[tuple[bool, ...], Fused] = {}
         self._input = "x"  # what x may be called
+        self._wanted: Wanted | None = None  # of x
         if isinstance(source, nn.Module) and not isinstance(getattr(source, "chain", None), Chain):
             self.module, self.training = source, source.training
             self._lent, self._parts = lent_by(source), tuple(source.modules())
@@ -91,7 +92,8 @@ class Layer(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _trace(self, modes: tuple[bool, ...]) -> Fused:
-        found = self._by_mode[modes] = Fused(traced(self.module, self._lent))
+        chain, self._wanted = traced(self.module, self._lent)
+        found = self._by_mode[modes] = Fused(chain)
         return found
 
     def _hold(self, name: str, tensor: Tensor) -> None:
@@ -125,6 +127,12 @@ class Layer(nn.Module):
         fused = self._find()
         if x is None:
             x = named.pop(self._input, None)
+        if self._wanted is not None and isinstance(x, Tensor) and x.dim() not in self._wanted.axes:
+            norm, axes = self._wanted
+            raise ArgumentError(
+                f"x has {x.dim()} axes, {tuple(x.shape)}, but {norm} wants "
+                f"{' or '.join(map(str, axes))}, the batch first; without one give x[None]"
+            )
         names = fused.chain.given
         passed = [n for n in names if n not in self._lent and n not in self._held]
         takes = [n for n in passed if n not in named] if named else passed

@@ -198,9 +198,7 @@ class _Overwritten(NamedTuple):
         allowed = {self.after, *self.users}
         later = (n for n in ir.topological(results) if n not in allowed)
         if any(v in n.args for n in later for v in values) or not set(values).isdisjoint(results):
-            raise ChainError(
-                f"{self.where} changes a value that is used elsewhere too; {self.way}"
-            )
+            raise ChainError(f"{self.where} changes a value that is used elsewhere too; {self.way}")
 
 
 class _Tracing(NamedTuple):
