@@ -38,6 +38,19 @@ def _largest(name: str) -> Callable[..., Any]:
     return found
 
 
+def _clamped(x: Expr, min: Any = None, max: Any = None) -> Expr:
+    """Between two numbers, or tensors, of which NaN is taken as torch does."""
+    bounds = {word: bound for word, bound in (("min", min), ("max", max)) if bound is not None}
+    if not any(isinstance(bound, Expr) for bound in bounds.values()):
+        return lookup("clamp")(x, **bounds)
+    for word, bound in bounds.items():
+        beyond = ir.primitive("lt" if word == "min" else "gt", x, bound)
+        if isinstance(bound, Expr):
+            beyond = beyond | ir.primitive("ne", bound, bound)
+        x = lookup("where")(beyond, bound, x)
+    return x
+
+
 def _chunk(x: Expr, chunks: int, dim: int = 0) -> tuple[Expr, ...]:
     """Equal parts of an axis."""
     if not isinstance(chunks, int) or chunks < 1:
@@ -172,8 +185,9 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "unbind": _unbound,
     "pairwise_distance": _distance,
     "glu": _glu,
-    "clamp_min": lambda x, min: lookup("clamp")(x, min=min),
-    "clamp_max": lambda x, max: lookup("clamp")(x, max=max),
+    **dict.fromkeys(("clamp", "clip"), _clamped),
+    "clamp_min": lambda x, min: _clamped(x, min),
+    "clamp_max": lambda x, max: _clamped(x, None, max),
     "add": _scaled("add"),
     "sub": _scaled("sub"),
     "norm": _norm,

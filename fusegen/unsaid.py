@@ -22,9 +22,7 @@ UNKNOWN: Mapping[str, str] = {
         "sizes",
     ),
     **dict.fromkeys(("item", "tolist", "numpy", "cpu"), "it has no values before a call"),
-    **dict.fromkeys(
-        ("requires_grad", "is_leaf", "is_cuda", "grad_fn"), "it is not known before a call"
-    ),
+    **dict.fromkeys(("requires_grad", "is_leaf", "grad_fn"), "it is not known before a call"),
     **dict.fromkeys(
         ("permute", "transpose", "t", "T", "mT", "movedim"),
         "no step exchanges axes; pass such a view of the tensor, which is read where it lies",

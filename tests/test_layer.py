@@ -276,6 +276,8 @@ class Doing(nn.Module):
         (lambda m, x: x * m.t.detach().add_(1), "add_ changes x in place"),
         (lambda m, x: x * m.t.permute(0), "no step exchanges axes"),
         (lambda m, x: x * torch.ones(3), "got a Tensor, wanted an expression or a number"),
+        (lambda m, x: x * 2 if m.t == 1 else x, "no truth value while the chain is built"),
+        (lambda m, x: setattr(m, "kept", x * 2) or x * 3, "kept: forward keeps a value there"),
     ],
 )
 def test_what_no_chain_does_with_a_modules_tensors_is_told(what, message):
@@ -388,3 +390,33 @@ def test_mistakes_are_told():
     assert torch.equal(Layer("add(source)", source=x)(x), 2 * x)
     with pytest.raises(ChainError, match="no operation is called 'gelo'"):
         fusegen.Layer("gelo")
+
+
+def test_a_module_divides_by_its_tensors_and_compares_with_them():
+    own = Doing(lambda m, x: 1 / m.t * x + (x == m.t).float() + x * (m.t != x))
+    x = torch.tensor([0.3, 2.0])
+    assert torch.equal(fusegen.Layer(own)(x), own(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "message"),
+    [
+        (nn.InstanceNorm2d(4), (4, 6, 5), r"x has 3 axes, \(4, 6, 5\), but InstanceNorm2d wants 4"),
+        (nn.InstanceNorm1d(4), (4, 6), r"InstanceNorm1d wants 3, .* without one give x\[None\]"),
+        (nn.Sequential(nn.ReLU(), nn.BatchNorm1d(4)), (3, 4, 6, 6), "BatchNorm1d wants 2 or 3"),
+    ],
+)
+def test_a_norm_says_how_many_axes_it_wants(module, shape, message):
+    with pytest.raises(ArgumentError, match=message):
+        fusegen.Layer(module)(torch.randn(shape))
+
+
+def test_a_norm_behind_a_view_has_axes_of_its_own():
+    module = nn.Sequential(nn.Flatten(1), nn.BatchNorm1d(24))
+    x = torch.randn(3, 4, 6)
+    torch.testing.assert_close(fusegen.Layer(module)(x), module(x))
+
+
+def test_a_scripted_module_is_refused():
+    with pytest.raises(ArgumentError, match="whose forward is no Python that could be traced"):
+        fusegen.Layer(torch.jit.script(nn.ReLU()))

@@ -307,6 +307,81 @@ def test_what_a_chain_cannot_do_is_told(function, message):
         fusegen.chain(function)
 
 
+def added_to_its_alias(x):
+    before = y = x * 2
+    y += 1
+    return y.relu() + before
+
+
+def added_to_a_view(x):
+    y = x * 2
+    seen = y.view(-1, 4)
+    seen += 1
+    return y * 3
+
+
+def added_to_the_input(x):
+    before = x
+    x -= 1
+    return x.relu() * before
+
+
+def changed_where_it_stands(x):
+    y = x * 2
+    y.relu_()
+    return y + 1
+
+
+OVERWRITTEN = [
+    (added_to_its_alias, r"x \+= y changes a value that is used elsewhere too; write x = x \+ y"),
+    (added_to_a_view, r"x \+= y changes a value that is used elsewhere"),
+    (added_to_the_input, r"x -= y changes a value that is used elsewhere too; write x = x - y"),
+    (changed_where_it_stands, r"x.relu_ changes a value that .* write x = x.relu\(...\)"),
+    (lambda x: x.detach().add_(1) * x, r"x.add_ changes x in place"),
+    (lambda x: x * 2 if x.device == torch.device("cpu") else x, r"x.device is not known before"),
+    (lambda x: x * 2 if getattr(x, "requires_grad", False) else x, r"x.requires_grad: it is not"),
+    (lambda x: x * 2 if x == True else x, r"an Expr has no truth value"),  # noqa: E712
+]
+
+
+@pytest.mark.parametrize(("function", "message"), OVERWRITTEN)
+def test_what_eager_would_compute_otherwise_is_told(function, message):
+    with pytest.raises(ChainError, match=message):
+        fusegen.chain(function)
+
+
+def used_before_it_changes(x, b):
+    y = x * 2
+    z = y.sigmoid()
+    y += b
+    y *= z
+    y = y.relu_().mul_(3)
+    return +y if x.device == b.device else x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        used_before_it_changes,
+        lambda x, b: torch.clamp(x, b, b + 1),
+        lambda x, b: torch.clip(x * b, max=b),
+        lambda x, b: x.clamp_min(b).clamp_max(b.abs()),
+        lambda x, b: x.clamp(-1, 1) * b,
+    ],
+)
+def test_a_value_is_overwritten_or_clamped_as_in_eager(function, device):
+    tensors = [torch.randn(3, 4, dtype=torch.float64, device=device) for _ in range(2)]
+    tensors[1][0, 0] = float("nan")
+    tensors = [t.requires_grad_() for t in tensors]
+    found, wanted = fusegen.compile(function)(*tensors), function(*tensors)
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+    d = torch.randn_like(wanted)
+    for own, theirs in zip(
+        torch.autograd.grad(found, tensors, d), torch.autograd.grad(wanted, tensors, d), strict=True
+    ):
+        torch.testing.assert_close(own[1:], theirs[1:])
+
+
 def test_an_expression_is_none_of_what_a_tensor_is_not():
     with pytest.raises(ChainError, match="must return an expression, got False"):
         fusegen.chain(lambda x: hasattr(x, "no_such"))
