@@ -355,7 +355,7 @@ def used_before_it_changes(x, b):
     z = y.sigmoid()
     y += b
     y *= z
-    y = y.relu_().mul_(3)
+    y = y.relu_() * 3
     return +y if x.device == b.device else x
 
 
