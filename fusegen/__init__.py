@@ -40,6 +40,7 @@ from fusegen.ops import (
     takes,
 )
 from fusegen.ops.reducing import reduce_max, reduce_mean, reduce_sum, reduce_variance
+from fusegen.optional import Optionals
 from fusegen.windowing import windows
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def compile(source: str | Chain | Op | Callable[..., Any]) -> "Fused":
     if isfunction(source):  # so that help and inspect.signature tell what the function would
         update_wrapper(fused, source, updated=())
         fused._input = next(iter(signature_of(source).parameters))
+        fused._optionals = Optionals(source)
     return fused
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -90,15 +90,17 @@ def in_mode(module: nn.Module, *, is_training: bool) -> Iterator[None]:
             part.training = was_training
 
 
-def traced(module: nn.Module, lent: Mapping[str, Place]) -> tuple[Chain, Wanted | None]:
-    """The chain that the module's forward is in the modes in which its parts are, and what is
-    wanted of its input.
+def traced(
+    module: nn.Module, lent: Mapping[str, Place], also: Container[str] = ()
+) -> tuple[Chain, Wanted | None]:
+    """The chain that the module's forward is in the modes in which its parts are, given tensors for
+    some parameters that are None else, and what is wanted of its input.
     """
     held = {name: getattr(*place) for name, place in lent.items()}
     lending = _Lending({id(tensor): name for name, tensor in held.items()})
     given: list[tuple[Any, Expr]] = []
     with _steps_for_norms(module, given), _left_as_it_was(module), lending:
-        chain = trace(module, held)
+        chain = trace(module, held, also)
     found = [
         (norm, a) for norm, x in given if _is_like_input(x, lent) for a in [_axes_of(norm)] if a
     ]

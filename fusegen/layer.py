@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from fusegen.borrowing import Wanted, in_mode, lent_by, traced
 from fusegen.dsl import chain
 from fusegen.errors import ArgumentError
 from fusegen.ops import RUNNING, Chain, Op, Step
+from fusegen.optional import Optionals
 from fusegen.runtime import Fused
 
 
@@ -43,13 +44,15 @@ class Layer(nn.Module):
             )
         self._lent: dict[str, tuple[nn.Module, str]] = {}
         self._parts: tuple[nn.Module, ...] = (self,)
-        self._by_mode: dict[tuple[bool, ...], Fused] = {}
+        self._by_mode: dict[tuple[bool | str, ...], Fused] = {}
+        self._optionals: Optionals | None = None  # of a module's forward
         self._input = "x"  # what x may be called
         self._wanted: Wanted | None = None  # of x
         if isinstance(source, nn.Module) and not isinstance(getattr(source, "chain", None), Chain):
             self.module, self.training = source, source.training
             self._lent, self._parts = lent_by(source), tuple(source.modules())
             self._input = next(iter(inspect.signature(source.forward).parameters), "x")
+            self._optionals = Optionals(source.forward)
             self._find_usual()
         else:
             found = chain(source)
@@ -84,15 +87,18 @@ class Layer(nn.Module):
         """The types of the module's tensors."""
         return [self._own(name).dtype for name in self._lent]
 
-    def _find(self) -> Fused:
-        """The compiled chain for the modes in which the parts are."""
-        modes = tuple([part.training for part in self._parts])
+    def _find(self, also: Collection[str] = ()) -> Fused:
+        """The compiled chain for the modes in which the parts are, and for parameters that are
+        given although they have a default.
+        """
+        modes: tuple[bool | str, ...] = tuple([part.training for part in self._parts])
+        modes = (*modes, *sorted(also)) if also else modes
         found = self._by_mode.get(modes)
-        return self._trace(modes) if found is None else found
+        return self._trace(modes, also) if found is None else found
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _trace(self, modes: tuple[bool, ...]) -> Fused:
-        chain, self._wanted = traced(self.module, self._lent)
+    def _trace(self, modes: tuple[bool | str, ...], also: Collection[str]) -> Fused:
+        chain, self._wanted = traced(self.module, self._lent, also)
         found = self._by_mode[modes] = Fused(chain)
         return found
 
@@ -124,9 +130,13 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor | None = None, *operands: Tensor, **named: Tensor) -> Any:
         """What the compiled chain gives for x, the operands that are held and those passed here."""
-        fused = self._find()
         if x is None:
             x = named.pop(self._input, None)
+        also: Collection[str] = ()
+        if self._optionals is not None and (operands or named):
+            operands, named = self._optionals.by_name(operands, named)
+            also = self._optionals.names.intersection(named)
+        fused = self._find(also)
         if self._wanted is not None and isinstance(x, Tensor) and x.dim() not in self._wanted.axes:
             norm, axes = self._wanted
             raise ArgumentError(

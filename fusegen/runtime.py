@@ -41,6 +41,7 @@ from fusegen.layouts import dtype_name
 from fusegen.modules import generator, limits_here, target_of
 from fusegen.operators import LIBRARY, recorded
 from fusegen.ops import Chain
+from fusegen.optional import Optionals
 from fusegen.plan import remember
 from fusegen.reference import run_eagerly
 from fusegen.target import H200, H200_GB_PER_S
@@ -76,6 +77,7 @@ class Fused:
         self._text, self._given, self._count = chain.text, chain.given, 1 + len(chain.gives)
         self._name = chain.recorded_name
         self._input = "x"  # what x may be called
+        self._optionals: Optionals | None = None  # of a function
         self._generator = build_key(generator())
 
     def __call__(
@@ -97,6 +99,11 @@ class Fused:
             if cast is not None:
                 return cast(x, *operands, out=out, **named)
         if named or len(operands) != len(self._given):
+            if self._optionals is not None:
+                operands, named = self._optionals.by_name(operands, named)
+                if chosen := self._optionals.names.intersection(named):
+                    given = self._optionals.compiled(Fused, chosen)
+                    return given(x, *operands, out=out, **named)
             operands = self._by_name(operands, named)
         if self._draws and not is_symbolic((x, *operands)):
             operands = self._with_seeds(x, operands)

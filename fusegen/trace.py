@@ -54,9 +54,14 @@ _PER_CHANNEL: Mapping[str, str] = {
 _ANY_AXIS = frozenset(range(-64, 65)) - {0}
 
 
-def trace(function: Callable[..., Any], held: Mapping[str, object] | None = None) -> Chain:
-    """The chain that a function computes from its first parameter; the others are its operands. Of
-    a tuple that it returns, the first is the chain's result, and the others are given beside it.
+def trace(
+    function: Callable[..., Any],
+    held: Mapping[str, object] | None = None,
+    given: Container[str] = (),
+) -> Chain:
+    """The chain that a function computes from its first parameter; the others are its operands, but
+    for those that have a default, unless they are given. Of a tuple that it returns, the first is
+    the chain's result, and the others are given beside it.
 
     held has tensors that the function uses without being passed them, by the names of operands that
     stand for them: those that it does use come behind the others.
@@ -65,7 +70,7 @@ def trace(function: Callable[..., Any], held: Mapping[str, object] | None = None
         name, function = type(function).__name__, forward
     else:
         name = getattr(function, "__name__", "the function")
-    input_name, placements = _parameters(function, name)
+    input_name, placements = _parameters(function, name, given)
     x = ir.tensor(input_name, _ANY_AXIS, None)
     tensors = {p: ir.tensor(p, _ANY_AXIS, None) for p in placements}
     others = {name: ir.tensor(name, _ANY_AXIS, None) for name in held or {}}
@@ -97,7 +102,9 @@ def trace(function: Callable[..., Any], held: Mapping[str, object] | None = None
     return takes(*taken) | chain if taken else chain
 
 
-def _parameters(function: Callable[..., Any], name: str) -> tuple[str, dict[str, Placement | None]]:
+def _parameters(
+    function: Callable[..., Any], name: str, given: Container[str]
+) -> tuple[str, dict[str, Placement | None]]:
     """The input's name; and each operand with the placement that its annotation asks for."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -114,7 +121,8 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[str, dict[str,
     hints = annotations_of(function)
     placements: dict[str, Placement | None] = {}
     for parameter in parameters[1:]:
-        if parameter.default is not parameter.empty:
+        is_given = parameter.name in given
+        if parameter.default is not parameter.empty and not is_given:
             continue  # a constant of the chain: Python fills it in
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ChainError(f"{name}: {parameter}: a chain's function lists its operands by name")
@@ -127,7 +135,7 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[str, dict[str,
             )
         annotated = parameter.name in hints
         placement = _placement(hints[parameter.name]) if annotated else None
-        if annotated and placement is None:
+        if annotated and placement is None and not is_given:
             raise ChainError(
                 f"{name}: the parameter {parameter.name!r} must be a tensor (Expr, Channel or "
                 f"Trailing); for a constant give it a default, {parameter.name}=0.1"

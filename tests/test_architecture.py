@@ -127,6 +127,7 @@ ORDER = (
     "plan",
     "execution",
     "operators",
+    "optional",
     "runtime",
     "borrowing",
     "layer",

@@ -420,3 +420,29 @@ def test_a_norm_behind_a_view_has_axes_of_its_own():
 def test_a_scripted_module_is_refused():
     with pytest.raises(ArgumentError, match="whose forward is no Python that could be traced"):
         fusegen.Layer(torch.jit.script(nn.ReLU()))
+
+
+class Masking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.dropout = nn.Parameter(torch.randn(4)), nn.Dropout(0.5)
+
+    def forward(self, x, mask=None, residual=None):
+        x = self.dropout(x * self.weight)
+        if mask is not None:
+            x = x.masked_fill(~mask, 0)
+        return x.relu() if residual is None else x.relu() + residual
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize(
+    ("given", "named"), [("", ""), ("m", ""), ("-r", ""), ("mr", ""), ("", "r")]
+)
+def test_a_layer_has_tensors_that_a_call_may_give(given, named, is_training):
+    module = Masking().train(is_training)
+    module.dropout.p = 0.0
+    told = {"m": torch.rand(3, 4) > 0.5, "r": torch.randn(4), "-": None}
+    x, operands = torch.randn(3, 4), [told[g] for g in given]
+    by_name = {"residual": told["r"]} if named else {}
+    wanted = module(x, *operands, **by_name)
+    torch.testing.assert_close(fusegen.Layer(module)(x, *operands, **by_name), wanted)

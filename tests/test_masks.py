@@ -25,6 +25,12 @@ CASES = {
     "plus a mask": ("add(mask) | relu", [(5, 6)], "m"),
     "at least a mask": ("maximum(mask)", [X], "m"),
     "compared with a mask": ("keep(y) | gt(mask) | where(y, 0)", [X], "m"),
+    "a mask that is 0": (
+        "keep(y) | operand(mask) | eq(0) | keep(c) | recall(y) | masked_fill(c, -1)",
+        [(5, 6)],
+        "m",
+    ),
+    "a condition that equals a mask": ("keep(y) | gt(0) | ne(mask) | where(y, b)", [X, X], "mt"),
     "masked rows": ("masked_fill(mask, 0) | layernorm(w)", [X, (6,)], "mt"),
     "masked windows": ("masked_fill(mask, 0) | max_pool2d(2)", [X], "m"),
     "a mask after rows": ("layernorm(w) | masked_fill(mask, 0)", [(6,), X], "tm"),

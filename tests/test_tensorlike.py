@@ -382,6 +382,56 @@ def test_a_value_is_overwritten_or_clamped_as_in_eager(function, device):
         torch.testing.assert_close(own[1:], theirs[1:])
 
 
+def attended(x, y, mask: torch.Tensor | None = None, factor=2.0, bias=None):
+    scores = x * y * factor
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, -1e9)
+    if bias is not None:
+        scores = scores + bias
+    return scores.softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("names", "by_name"),
+    [
+        ("y", ""),
+        ("y mask", ""),
+        ("y none", ""),
+        ("y", "mask"),
+        ("y", "bias"),
+        ("y mask", "bias"),
+        ("", "bias y mask"),
+    ],
+)
+def test_a_function_has_tensors_that_a_call_may_give(names, by_name):
+    told = {"y": torch.randn(3, 4), "mask": torch.rand(4) > 0.5, "bias": torch.randn(3, 1)}
+    told |= {"none": None}
+    x = torch.randn(3, 4)
+    operands, named = [told[n] for n in names.split()], {n: told[n] for n in by_name.split()}
+    fused = fusegen.compile(attended)
+    for _ in range(2):  # a variant is found again
+        found = fused(x, *operands, **named)
+        torch.testing.assert_close(found, attended(x, *operands, **named))
+    chosen = {"mask", "bias"} & {*names.split(), *by_name.split()}
+    assert [*fused._optionals.found] == [frozenset(chosen)] * bool(chosen)
+
+
+@pytest.mark.parametrize(
+    ("names", "by_name", "message"),
+    [
+        ("y mask y", "", "no operand is called 'factor'"),
+        ("y mask", "mask", "operand 'mask' is given twice"),
+        ("", "mask", "operand 'y' is missing"),
+        ("y", "msk", "no operand is called 'msk'"),
+        ("y mask y y y", "", "got 5 operands, wanted 1"),
+    ],
+)
+def test_a_tensor_that_a_call_may_not_give_is_told(names, by_name, message):
+    x = torch.randn(3, 4)
+    with pytest.raises(ArgumentError, match=message):
+        fusegen.compile(attended)(x, *[x] * len(names.split()), **dict.fromkeys(by_name.split(), x))
+
+
 def test_an_expression_is_none_of_what_a_tensor_is_not():
     with pytest.raises(ChainError, match="must return an expression, got False"):
         fusegen.chain(lambda x: hasattr(x, "no_such"))

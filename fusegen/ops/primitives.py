@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from fusegen.errors import ChainError
-from fusegen.ir import ARITY, Expr, Number, primitive
+from fusegen.ir import ARITY, COMPARISONS, Expr, Number, primitive
 from fusegen.ops.definition import Op
 from fusegen.ops.eager import function_of
 from fusegen.ops.registry import register
@@ -170,7 +170,13 @@ def _apply(name: str, x: Expr | Number, *args: Expr | Number, **kwargs: Expr | N
     for operand in operands:
         if not isinstance(operand, Expr | float | int):
             raise ChainError(f"{name}: got {operand!r} among expressions, wanted one or a number")
-    return primitive(name, *operands)
+    return primitive(name, *map(_number, operands) if name in COMPARISONS else operands)
+
+
+def _number(operand: Expr | Number) -> Expr | Number:
+    """What is compared: of a condition 1 or 0, as torch has it."""
+    is_condition = isinstance(operand, Expr) and operand.kind == "truth"
+    return primitive("where", operand, 1.0, 0.0) if is_condition else operand
 
 
 def _register(name: str) -> Op:

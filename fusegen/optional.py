@@ -1,0 +1,43 @@
+"""Optional tensors: parameters of a function whose default is None, which a call may give."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fusegen.ops import Chain
+from fusegen.trace import trace
+
+
+class Optionals:
+    """Which parameters of a function, behind its first, are None unless a call gives a tensor."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        self.order = tuple(p.name for p in parameters if p.kind != p.KEYWORD_ONLY)
+        self.names = frozenset(p.name for p in parameters if p.default is None)
+        self.function = function
+        self.found: dict[frozenset[str], Any] = {}
+
+    def by_name(
+        self, operands: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments behind the first by position and by name: all by name where one of these
+        parameters is among them, and those that are None left out.
+        """
+        given = dict(zip(self.order, operands, strict=False))
+        is_plain = self.names.isdisjoint({*given, *named})
+        if is_plain or len(operands) > len(self.order) or not given.keys().isdisjoint(named):
+            return operands, dict(named)
+        told = {**given, **named}
+        return (), {n: v for n, v in told.items() if v is not None or n not in self.names}
+
+    def compiled(self, compile: Callable[[Chain], Any], chosen: frozenset[str]) -> Any:
+        """The function compiled for tensors in the place of some of them."""
+        if chosen not in self.found:
+            fused = compile(trace(self.function, given=chosen))
+            self.found[chosen] = functools.update_wrapper(fused, self.function, updated=())
+            fused._input = next(iter(inspect.signature(self.function).parameters))
+        return self.found[chosen]
