@@ -131,19 +131,24 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
     ChainError for that.
     """
     before = [(part, {**vars(part)}, {**part._buffers}) for part in module.modules()]
-    yield
-    for part, attributes, buffers in before:
-        now = {**vars(part), **part._buffers}
-        kept = [name for name, value in now.items() if isinstance(value, Expr)]
-        if kept:
-            vars(part).clear()
-            vars(part).update(attributes)
-            part._buffers.clear()
-            part._buffers.update(buffers)
-            raise ChainError(
-                f"{type(part).__name__}.{kept[0]}: forward keeps a value there, and a chain has "
-                "none before a call; return it beside the result"
-            )
+    kept: list[str] = []
+    try:
+        yield
+    finally:
+        for part, attributes, buffers in before:
+            now = {**vars(part), **part._buffers}
+            found = [name for name, value in now.items() if isinstance(value, Expr)]
+            kept += [f"{type(part).__name__}.{name}" for name in found]
+            if found:
+                vars(part).clear()
+                vars(part).update(attributes)
+                part._buffers.clear()
+                part._buffers.update(buffers)
+    if kept:
+        raise ChainError(
+            f"{kept[0]}: forward keeps a value there, and a chain has none before a call; return "
+            "it beside the result"
+        )
 
 
 class _Lending(TorchFunctionMode):

@@ -115,7 +115,7 @@ class Expr:
 
 
 interned: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
-_interning = open_lock()
+interning = open_lock()
 
 
 def make(
@@ -131,7 +131,7 @@ def make(
     # By their bits, since 0.0 equals -0.0, and a NaN does not equal itself.
     exact = tuple(struct.pack("d", a) if isinstance(a, float) else a for a in attrs)
     key = (op, args, exact, extent, rank, kind)
-    with _interning:
+    with interning:
         node = interned.get(key)
         if node is None:
             node = interned[key] = Expr(op, args, attrs, extent, rank, kind)

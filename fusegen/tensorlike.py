@@ -180,7 +180,9 @@ def _seen_through(x: Expr) -> list[Expr]:
 
 def _users_of(values: Sequence[Expr]) -> list[Expr]:
     """All that has been computed of these so far."""
-    return [n for n in ir.interned.values() if any(v in n.args for v in values)]
+    with ir.interning:
+        nodes = list(ir.interned.values())
+    return [n for n in nodes if any(v in n.args for v in values)]
 
 
 class _Overwritten(NamedTuple):

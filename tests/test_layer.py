@@ -392,6 +392,18 @@ def test_mistakes_are_told():
         fusegen.Layer("gelo")
 
 
+def test_nothing_is_left_in_a_module_that_fails_behind_it():
+    def failing(m, x):
+        m.kept = x * 2
+        return m.no_such
+
+    module = Doing(failing)
+    with pytest.raises(ChainError, match="no_such"):
+        fusegen.Layer(module)
+    assert not hasattr(module, "kept")
+    assert [*module.state_dict()] == ["t"]
+
+
 def test_a_module_divides_by_its_tensors_and_compares_with_them():
     own = Doing(lambda m, x: 1 / m.t * x + (x == m.t).float() + x * (m.t != x))
     x = torch.tensor([0.3, 2.0])
