@@ -39,6 +39,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     target = TARGETS[signature.target]
     gaps = {n: Gaps(f"{n}_pitch") for entry, n in signature.gaps if entry == program.name}
     gaps |= {p.name: _gaps(p, grouping) for p in program.pieces if p.pitch}
+    is_short = program.name in signature.short_rows
     kernels = schedule(
         graph,
         dtypes,
@@ -54,18 +55,19 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         has_columns=signature.has_columns,
         gaps=gaps,
         reads_places=not target.is_flat,
+        short=len(grouping.axes) - 1 if is_short else None,
     )
     kernels = shortened(kernels)
     if not is_exact:
         narrow = narrow_type(graph, dtypes)
-        is_short = target.is_contracted and _depends_on_sums(graph)
+        has_sums = target.is_contracted and _depends_on_sums(graph)
         if narrow:
             kernels = narrowed(kernels, narrow, target)
-        elif is_short and compute == "float":
+        elif has_sums and compute == "float":
             kernels = with_summed_powers(shorter(kernels, target))
         if not narrow:
-            kernels = contracted(kernels, target, is_short=is_short)
-        if is_short:
+            kernels = contracted(kernels, target, is_short=has_sums)
+        if has_sums:
             kernels = with_inverses(kernels)
         kernels = guarded(kernels, target) if compute == "float" else kernels
     arguments = list(input_buffers(graph, dtypes, gaps).values())
@@ -75,7 +77,6 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     if signature.is_dealt:
         kernels = dealt_out(kernels, frozenset(range(len(grouping.axes))))
     whole = _whole(arguments, pieces)
-    is_short = program.name in signature.short_rows
     return Entry(
         *(program.name, kernels, whole, grouping, compute, alike, program.pieces),
         has_short_rows=is_short,

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from fusegen import ir
 from fusegen.indexing import Read
-from fusegen.kernel import Reduction
+from fusegen.kernel import Entry, Kernel, Reduction
 from fusegen.reductionviews import ReductionView
 from fusegen.statements import ElementFunction
+from fusegen.target import Target
 from fusegen.views import KernelView
 
 
 class LineView(KernelView):
-    """A kernel that works on lines of neighbours."""
+    """A kernel that works on lines of neighbours; where its rows are short, of rows side by side,
+    as if these lay across memory.
+    """
+
+    def __init__(self, kernel: Kernel, entry: Entry, target: Target) -> None:
+        *outer, inner = range(len(entry.grouping.axes)) or (0,)
+        is_short = entry.has_short_rows and kernel.family == "row" and not kernel.sums
+        self.is_turned = is_short and (kernel.domain, kernel.reduced) == ((*outer,), (inner,))
+        turned = replace(kernel, family="column") if self.is_turned else kernel
+        super().__init__(turned, entry, target)
+
+    @property
+    def groups_before(self) -> tuple[int, ...]:
+        """The groups outside the reduced ones."""
+        return () if self.is_turned else super().groups_before
+
+    @property
+    def groups_behind(self) -> tuple[int, ...]:
+        """The groups inside the reduced ones."""
+        return self.domain if self.is_turned else super().groups_behind
 
     def takes_plain(self, reduction: Reduction) -> bool:
         """Whether the lines that are read are added up as they are."""

@@ -38,7 +38,20 @@ def axes_to_hold(
         ):
             return tier_axes
         return axes if axes == tier_axes else None
-    return axes
+    return _short_rows(state, domain) if axes is None else axes
+
+
+def _short_rows(state: Pass, domain: Extent) -> Extent | None:
+    """The innermost axes, where rows along them are short, and all that is reduced next is along
+    them.
+    """
+    nodes = reduces_below(state.pending.values())
+    found = {ir.reduction(r)[1] for r in nodes if r.args[0].extent == domain}
+    return (
+        next(iter(found))
+        if state.short is not None and found == {frozenset({state.short})}
+        else None
+    )
 
 
 def _takes_two_passes(state: Pass, domain: Extent, axes: Extent) -> bool:

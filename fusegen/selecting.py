@@ -23,10 +23,9 @@ _MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 
 def read_at_places(state: Pass, roots: list[Expr]) -> list[Expr]:
     """The roots with what is selected of elements along an axis read at its place, where no output
-    varies along that, or nothing lies further in.
+    varies along that.
     """
     wanted = frozenset[int]().union(*(expr.extent for expr in state.pending.values()))
-    outer = wanted - {max(wanted, default=0)}
     known: dict[tuple[Expr, int, int], Expr] = {}
 
     def taken(leaf: Expr, group: int, place: int) -> Expr:
@@ -43,7 +42,7 @@ def read_at_places(state: Pass, roots: list[Expr]) -> list[Expr]:
     def rule(node: Expr) -> Expr:
         kind, axes = ir.reduction(node) if node.op == "reduce" else ("", frozenset[int]())
         place = standing(node.args[1]) if kind == "pick" else None
-        if place is None or len(axes) != 1 or axes & outer or min(axes) < 0:
+        if place is None or len(axes) != 1 or axes & wanted or min(axes) < 0:
             return node
         (group,) = axes
         there = partial(taken, group=group, place=place)

@@ -34,6 +34,7 @@ class Pass:
     is_sliding: bool = False  # whether windows are no tiles
     is_exact: bool = False  # whether a value is the same to the last bit in every kernel
     has_columns: bool = False  # whether packs are whole down columns
+    short: int | None = None  # the innermost group, where its rows are to go side by side
     strips: Strips | None = None
     underway: tuple[Expr, ...] = ()  # reductions that kernels to come next are made for
     passing: dict[str, Buffer] = field(default_factory=dict)  # pending, but no output

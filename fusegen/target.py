@@ -331,11 +331,11 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in (CPP, CUDA)}
 # that has one of them, or looks like a derived name, is called <name>_operand there.
 _SPOKEN_FOR = """
     a about above abs acos acosh across add add_if add_square add_to_columns again alignas aligned
-    alignof alike alike_step all all_drift all_squares along and answers apart argmax args asin
-    asinh asm assemble at at_1 at_2 at_3 atan atanh auto await_word b base base_element base_inner
-    base_middle base_outer beats before begin behind beside best better beyond bfloat16 bit bits
-    bits_of block blockDim blockIdx blocks blocks_of bool both bottom bounded_div break bundle
-    bundles by candidate case catch ceil ceil_divide cell cells centre char class clock code
+    alignof alike alike_step all all_drift all_squares along along_groups and answers apart argmax
+    args asin asinh asm assemble at at_1 at_2 at_3 atan atanh auto await_word b base base_element
+    base_inner base_middle base_outer beats before begin behind beside best better beyond bfloat16
+    bit bits bits_of block blockDim blockIdx blocks blocks_of bool both bottom bounded_div break
+    bundle bundles by candidate case catch ceil ceil_divide cell cells centre char class clock code
     coefficient column column_block columns columns_together combine combine_across combine_team
     compl const constexpr continue cos cosh count count_of counted counts cudaGetErrorString d deal
     decltype default definition delete device dim3 distance distance_1 distance_2 distance_3
@@ -344,10 +344,10 @@ _SPOKEN_FOR = """
     exp2 exp2_flushed exp_of expect explicit expm1 exponent export extern f fabs fabsf factor false
     families far few finish finite first first_element first_inner first_middle first_outer fit
     float float16 floor fma fmaf fold folded follow for found friend from from_element from_inner
-    from_middle from_outer further gamma gap gather given goto gridDim guard half half head here
-    high home i if index inline inner int int4 inverse inverse_length is_beside is_edge is_here
-    is_it is_live is_low j j0 j1 jn join kept kernel lane lanes lanes_for larger largest last launch
-    least leave leave_sums leave_total left left_of length lengths line lines linux load load_again
+    from_middle from_outer further gamma gap gather given goto gridDim guard half head here high
+    home i if index inline inner int int4 inverse inverse_length is_beside is_edge is_here is_it
+    is_live is_low j j0 j1 jn join kept kernel lane lanes lanes_for larger largest last launch least
+    leave leave_sums leave_total left left_of length lengths line lines linux load load_again
     load_anywhere load_around load_singly load_some log log10 log1p log2 long low lower lowest
     magnitude main max may_cross meeting memory merge merge_beside merge_columns merge_moments
     merge_numbers merge_slots merge_tree merge_trees methods min mine minimum mixed moments
@@ -358,17 +358,18 @@ _SPOKEN_FOR = """
     partials parts passing past pick picked piece piece_length pieces pieces_of pitch place places
     polynomial position position_of_best pow power power_of_two previous private protected public q
     r rank ratio reach register resident_blocks rest result results return rint room root round
-    rounded rounded_to row row_block row_cells rows rows_of_block rows_together rr rsqrt run scratch
-    seed send send_all send_around send_off send_own send_packs send_row send_rows send_tile settle
-    share shared shared_bytes shares shift short side sides sigmoid sign signal signed sin sinh size
-    size_of sizeof sizes slot slot_before slots slots_of slots_of_rows special split sqrt squares
-    start static std stderr stdin stdout step stepped stepped_on store store_all store_anywhere
-    store_some stored stream stretch stretch_length stride strip strip_width strips struct subnormal
-    sum sum_of sum_of_warps sums switch t tail take taken tan tanh target task tasks template tensor
-    term theirs then this thread threadIdx threads throw tile time to together top total true trunc
-    try tt turn turns type typedef typename uint2 uint4 uniform union unix unmerged unsigned used
-    using usual value values virtual visit void volatile w wait_for_kernel_before wait_for_sent
-    wanted warps while whole wide widen width window word words x xor y y0 y1 yn z
+    rounded rounded_to row row_block row_cells rows rows_of_block rows_together rr rsqrt run scatter
+    scratch seed send send_all send_around send_off send_own send_packs send_row send_rows send_tile
+    settle share shared shared_bytes shares shift short side sides sigmoid sign signal signed sin
+    sinh size size_of sizeof sizes slot slot_before slots slots_of slots_of_rows special split sqrt
+    squares start static std stderr stdin stdout step stepped stepped_on store store_all
+    store_anywhere store_some stored stream stretch stretch_length stride strip strip_width strips
+    struct subnormal sum sum_of sum_of_warps sums switch t tail take taken tan tanh target task
+    tasks template tensor term theirs then this thread threadIdx threads throw tile time to together
+    top total true trunc try tt turn turns type typedef typename uint2 uint4 uniform union unix
+    unmerged unsigned used using usual value values virtual visit void volatile w
+    wait_for_kernel_before wait_for_sent wanted warps while whole wide widen width window word words
+    x xor y y0 y1 yn z
 """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 # How derived names begin and end.

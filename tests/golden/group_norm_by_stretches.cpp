@@ -115,10 +115,10 @@ inline const Value* load(const Stored* from, Index width, Value* room) {
   return room;
 }
 
-// A line over several groups: along each, its elements are so far apart, or 0 where one stands for all.
-template <int count, typename Pointer, typename Value>
-inline void gather(Pointer from, Index first, Index width, const Index (&sizes)[count],
-    const Index (&steps)[count], Value* line) {
+// Goes along a line over several groups, run by run of the innermost: from one place to another, so far from the first.
+template <int count, typename Run>
+inline void along_groups(Index first, Index width, const Index (&sizes)[count], const Index (&steps)[count],
+    Run run) {
   constexpr int last = count - 1;
   Index at[count], offset = 0;
   for (int n = last; n >= 0; --n) {
@@ -128,8 +128,7 @@ inline void gather(Pointer from, Index first, Index width, const Index (&sizes)[
   }
   for (Index i = 0; i < width;) {
     const Index end = std::min(width, i + sizes[last] - at[last]);
-    const auto here = from + offset;
-    for (Index j = i; j < end; ++j) line[j] = static_cast<Value>(widen(here[(j - i) * steps[last]]));
+    run(i, end, offset);
     i = end;
     offset -= at[last] * steps[last];
     at[last] = 0;
@@ -140,7 +139,26 @@ inline void gather(Pointer from, Index first, Index width, const Index (&sizes)[
       at[n] = 0;
     }
   }
+}
+
+// Such a line to read: along each group, its elements are so far apart, or 0 where one stands for all.
+template <int count, typename Pointer, typename Value>
+inline void gather(Pointer from, Index first, Index width, const Index (&sizes)[count],
+                   const Index (&steps)[count], Value* line) {
+  along_groups(first, width, sizes, steps, [&](Index i, Index end, Index offset) {
+    const auto here = from + offset;
+    for (Index j = i; j < end; ++j) line[j] = static_cast<Value>(widen(here[(j - i) * steps[count - 1]]));
+  });
   pad(line, width);
+}
+
+// And to write.
+template <int count, typename Stored, typename Value>
+inline void scatter(const Value* line, Index first, Index width, const Index (&sizes)[count],
+                    const Index (&steps)[count], Stored* to) {
+  along_groups(first, width, sizes, steps, [&](Index i, Index end, Index offset) {
+    for (Index j = i; j < end; ++j) to[offset + (j - i) * steps[count - 1]] = narrow<Stored>(line[j]);
+  });
 }
 
 // A line to be written before store.
