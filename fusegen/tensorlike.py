@@ -27,6 +27,9 @@ from fusegen.unsaid import UNKNOWN, DeviceOf, NotKnownYet, TypeOf
 _SWITCHES = ("inplace", "return_indices")
 # What a tensor has of its own, and only a call tells.
 _OWN: Mapping[str, Callable[[Expr], Any]] = {"dtype": TypeOf, "device": DeviceOf, "shape": ShapeOf}
+# Torch's own names for what Python calls otherwise, and the other way round.
+_PYTHONS = {"__rdiv__": "__rtruediv__", "__div__": "__truediv__"}
+_PYTHONS |= {"__iand__": "logical_and_", "__ior__": "logical_or_"}
 _COMPARING = {"__eq__": "eq", "__ne__": "ne"}
 # What shares its memory with what it is made of.
 _VIEWS = ("squeeze", "unsqueeze", "flatten", "unflatten", "reshape", "select", "detach")
@@ -43,7 +46,7 @@ def of_torch(
 ) -> Any:
     """A function of torch's on arguments of which one is an expression: torch's protocol."""
     name = getattr(function, "__name__", str(function)).removeprefix("special_")
-    name = {"__rdiv__": "__rtruediv__", "__div__": "__truediv__"}.get(name, name)
+    name = _PYTHONS.get(name, name)
     if name in _COMPARING:
         x, other = (known(value, f"x.{name}") for value in args)
         x, other = (x, other) if isinstance(x, Expr) else (other, x)

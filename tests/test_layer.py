@@ -267,6 +267,18 @@ class Doing(nn.Module):
         return self.what(self, x)
 
 
+def scaled_by_what_it_changes(m, x):
+    t = m.t
+    t += 1
+    return x * t
+
+
+def masked_by_what_it_changes(m, x):
+    t = m.t
+    t &= x > 0
+    return x.masked_fill(t, 0)
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [
@@ -276,6 +288,8 @@ class Doing(nn.Module):
         (lambda m, x: x * m.t.detach().add_(1), "add_ changes x in place"),
         (lambda m, x: x * m.t.permute(0), "no step exchanges axes"),
         (lambda m, x: x * torch.ones(3), "got a Tensor, wanted an expression or a number"),
+        (scaled_by_what_it_changes, "add_ changes x in place"),
+        (masked_by_what_it_changes, "logical_and_ changes x in place"),
         (lambda m, x: x * 2 if m.t == 1 else x, "no truth value while the chain is built"),
         (lambda m, x: setattr(m, "kept", x * 2) or x * 3, "kept: forward keeps a value there"),
     ],
