@@ -43,6 +43,7 @@ _KERNEL_BYTES = 4 << 20  # what memory moves while a kernel begins and ends
 _ROW_BYTES = 256  # while a row of sums along it, as many as 16 elements in fp32 take on an H100
 _MOST_SAMPLES = 1024  # of which a block has what rows leave of each, whatever their number
 _LEAST_OF_LINE = 16  # elements, which vectors are filled up to
+_LEAST_SHORT = 1 << 14  # elements in all, below which short rows are worth no build of their own
 _LEAST_GAIN = 0.97  # of what is taken otherwise: below, the likelier rows are as good
 
 
@@ -159,9 +160,11 @@ def _signature(
 
 
 def _fills_no_line(program: Program, plain: Signature, bound: Bound) -> bool:
-    """Whether the elements that all tensors treat alike are so few that arithmetic by lines is to
-    have several rows of them in each.
+    """Whether the elements that all tensors treat alike are so few, and such rows so many, that
+    arithmetic by lines is to have several of them in each.
     """
+    if math.prod(bound.domain) < _LEAST_SHORT:
+        return False
     *outer, inner = grouped(program, plain)[-1].axes or ((),)
     return bool(outer) and math.prod(bound.domain[a] for a in inner) < _LEAST_OF_LINE
 

@@ -88,52 +88,6 @@ inline const Value* load(const Stored* from, Index width, Value* room) {
   return room;
 }
 
-// Goes along a line over several groups, run by run of the innermost: from one place to another, so far from the first.
-template <int count, typename Run>
-inline void along_groups(Index first, Index width, const Index (&sizes)[count], const Index (&steps)[count],
-    Run run) {
-  constexpr int last = count - 1;
-  Index at[count], offset = 0;
-  for (int n = last; n >= 0; --n) {
-    at[n] = n == 0 ? first : first % sizes[n];
-    first /= sizes[n];
-    offset += at[n] * steps[n];
-  }
-  for (Index i = 0; i < width;) {
-    const Index end = std::min(width, i + sizes[last] - at[last]);
-    run(i, end, offset);
-    i = end;
-    offset -= at[last] * steps[last];
-    at[last] = 0;
-    for (int n = last - 1; n >= 0; --n) {
-      offset += steps[n];
-      if (++at[n] < sizes[n]) break;
-      offset -= sizes[n] * steps[n];
-      at[n] = 0;
-    }
-  }
-}
-
-// Such a line to read: along each group, its elements are so far apart, or 0 where one stands for all.
-template <int count, typename Pointer, typename Value>
-inline void gather(Pointer from, Index first, Index width, const Index (&sizes)[count],
-                   const Index (&steps)[count], Value* line) {
-  along_groups(first, width, sizes, steps, [&](Index i, Index end, Index offset) {
-    const auto here = from + offset;
-    for (Index j = i; j < end; ++j) line[j] = static_cast<Value>(widen(here[(j - i) * steps[count - 1]]));
-  });
-  pad(line, width);
-}
-
-// And to write.
-template <int count, typename Stored, typename Value>
-inline void scatter(const Value* line, Index first, Index width, const Index (&sizes)[count],
-                    const Index (&steps)[count], Stored* to) {
-  along_groups(first, width, sizes, steps, [&](Index i, Index end, Index offset) {
-    for (Index j = i; j < end; ++j) to[offset + (j - i) * steps[count - 1]] = narrow<Stored>(line[j]);
-  });
-}
-
 // A line to be written before store.
 template <Index stride, typename Stored, typename Value>
 inline Value* target(Stored* to, Index width, Value* room) {
@@ -174,21 +128,20 @@ static inline __attribute__((always_inline)) void forward_pointwise_values(const
 static void forward_pointwise(const float* __restrict__ x, const float* __restrict__ bias,
     float* __restrict__ out, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.inner.value);
-  const Index rows = 1, length = sizes.outer.value * sizes.inner.value;
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
   for (Index task = 0; task < rows * pieces; ++task) {
     const Index row = task / pieces, piece = task % pieces;
     const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index outer = row;
     for (Index first = piece * kPiece; first < end; first += kLine) {
       const Index width = std::min(kLine, end - first);
-      const Index above_inner = divide(first, sizes.inner);
-      const Index inner = first - above_inner * sizes.inner.value;
-      const Index outer = above_inner;
+      const Index inner = first;
       float x_room[kLine];
       const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-      float bias_line[kLine];
-      gather<2>(bias, first, width, {sizes.outer.value, sizes.inner.value}, {0, 1}, bias_line);
+      float bias_room[kLine];
+      const float* const bias_line = load<1>(bias + inner, width, bias_room);
       float out_room[kLine];
       float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
 #pragma omp simd

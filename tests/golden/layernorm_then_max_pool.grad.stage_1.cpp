@@ -63,16 +63,12 @@ constexpr Index kSerial = 16384;
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
 
-// Strided rows go side by side, so many that they still lie in a core's cache when the next stage comes, and that there
-// are tasks for many cores.
-inline Index columns_together(Index above, Index length, Index beside) {
-  const Index fit = std::min<Index>(32768 / std::max<Index>(1, length), above * beside / 128);
-  return std::min<Index>(kLine, std::max<Index>(64, fit / 16 * 16));
-}
+// Short rows go through each stage together: what one row waits for is hidden behind the others. So many
+// elements still lie in the fastest cache when the next stage comes.
+constexpr Index kTogether = 64;
 
-inline Index blocks_of(Index above, Index length, Index beside) {
-  const Index side = columns_together(above, length, beside);
-  return (beside + side - 1) / side;
+inline Index rows_together(Index length) {
+  return std::min<Index>(kTogether, std::max<Index>(1, 4096 / std::max<Index>(1, length)));
 }
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
@@ -98,52 +94,6 @@ inline const Value* load(const Stored* from, Index width, Value* room) {
   for (Index i = 0; i < width; ++i) room[i] = static_cast<Value>(widen(from[i * stride]));
   pad(room, width);
   return room;
-}
-
-// Goes along a line over several groups, run by run of the innermost: from one place to another, so far from the first.
-template <int count, typename Run>
-inline void along_groups(Index first, Index width, const Index (&sizes)[count], const Index (&steps)[count],
-    Run run) {
-  constexpr int last = count - 1;
-  Index at[count], offset = 0;
-  for (int n = last; n >= 0; --n) {
-    at[n] = n == 0 ? first : first % sizes[n];
-    first /= sizes[n];
-    offset += at[n] * steps[n];
-  }
-  for (Index i = 0; i < width;) {
-    const Index end = std::min(width, i + sizes[last] - at[last]);
-    run(i, end, offset);
-    i = end;
-    offset -= at[last] * steps[last];
-    at[last] = 0;
-    for (int n = last - 1; n >= 0; --n) {
-      offset += steps[n];
-      if (++at[n] < sizes[n]) break;
-      offset -= sizes[n] * steps[n];
-      at[n] = 0;
-    }
-  }
-}
-
-// Such a line to read: along each group, its elements are so far apart, or 0 where one stands for all.
-template <int count, typename Pointer, typename Value>
-inline void gather(Pointer from, Index first, Index width, const Index (&sizes)[count],
-                   const Index (&steps)[count], Value* line) {
-  along_groups(first, width, sizes, steps, [&](Index i, Index end, Index offset) {
-    const auto here = from + offset;
-    for (Index j = i; j < end; ++j) line[j] = static_cast<Value>(widen(here[(j - i) * steps[count - 1]]));
-  });
-  pad(line, width);
-}
-
-// And to write.
-template <int count, typename Stored, typename Value>
-inline void scatter(const Value* line, Index first, Index width, const Index (&sizes)[count],
-                    const Index (&steps)[count], Stored* to) {
-  along_groups(first, width, sizes, steps, [&](Index i, Index end, Index offset) {
-    for (Index j = i; j < end; ++j) to[offset + (j - i) * steps[count - 1]] = narrow<Stored>(line[j]);
-  });
 }
 
 // A line to be written before store.
@@ -215,20 +165,6 @@ struct Sum {
   double sum() const { return total; }
 };
 
-// A sum for each of so many places.
-template <Index places, typename Total = double>
-struct SumLanes {
-  Total total[places];
-  explicit SumLanes(Index width) { std::fill(total, total + padded(width), Total()); }
-  template <typename Value>
-  void add(const Value* line, Index width, Index at = 0) {
-#pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) total[at + i] += line[i];
-  }
-  Total sum(Index i) const { return total[i]; }
-  Sum at(Index i) const { return {total[i]}; }
-};
-
 // Count, mean and the sum of squared distances from it; merged by Chan's formula.
 template <typename Value>
 struct Moments {
@@ -266,64 +202,14 @@ struct Moments {
   double variance() const { return distances / count; }
 };
 
-// Moments for each of so many places. Some lines together are taken as distances from the first of them.
-template <typename Value, Index places>
-struct MomentsLanes {
-  double count = 0, centre[places], distances[places];
-  int together = 0;
-  Value about[places], drift[places], squares[places];
-  explicit MomentsLanes(Index width) {
-    std::fill(centre, centre + padded(width), 0.0);
-    std::fill(distances, distances + padded(width), 0.0);
-  }
-  void add(const Value* line, Index width, Index at = 0) {
-    if (together == 0) {
-      std::copy(line, line + padded(width), about + at);
-      std::fill(drift + at, drift + at + padded(width), Value());
-      std::fill(squares + at, squares + at + padded(width), Value());
-      return;
-    }
-#pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) {
-      const Value distance = line[i] - about[at + i];
-      drift[at + i] += distance;
-      squares[at + i] += distance * distance;
-    }
-  }
-  void next(Index width) {
-    if (++together == 16) finish(width);
-  }
-  // Merges the last lines with those before.
-  void finish(Index width) {
-    if (together == 0) return;
-    const double n = together, all = count + n, share = n / all;
-#pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) {
-      const double mean_drift = drift[i] / n, gap = about[i] + mean_drift - centre[i];
-      distances[i] += squares[i] - drift[i] * mean_drift + gap * gap * count * share;
-      centre[i] += gap * share;
-    }
-    count = all;
-    together = 0;
-  }
-  double mean(Index i) const { return centre[i]; }
-  double variance(Index i) const { return distances[i] / count; }
-  Moments<Value> at(Index i) const { return {count, centre[i], distances[i]}; }
-};
-
 struct ForwardSizes {
   Size outer, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_row_values_once(const float variance,
-    float& inverse_root) {
-  inverse_root = 1.0f / sqrtf(variance + 1e-05f);
-}
-
 static inline __attribute__((always_inline)) void forward_row_values(const float x, const float mean,
-    const float inverse_root, float& out) {
+    const float variance, float& out) {
   // layernorm
-  out = (x - mean) * inverse_root;
+  out = (x - mean) * (1.0f / sqrtf(variance + 1e-05f));
 }
 
 static inline __attribute__((always_inline)) void forward_row_row_values(const float mean,
@@ -337,75 +223,59 @@ static void forward_row(const float* __restrict__ x, float* __restrict__ out, fl
   expect(out, sizes.outer.value * sizes.inner.value);
   expect(saved_mean, sizes.outer.value);
   expect(saved_variance, sizes.outer.value);
-  const Index above = 1, length = sizes.inner.value, beside = sizes.outer.value;
-  const Index side = columns_together(above, length, beside), blocks = blocks_of(above, length, beside),
-      tasks = above * blocks;
-#pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const Index together = rows_together(length);
+  const Index tasks = (rows + together - 1) / together;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
-      const Index above_index = task / blocks, first = task % blocks * side;
-      const Index width = std::min(side, beside - first);
-      MomentsLanes<float, kLine> mean_lanes(width);
-      for (Index r = 0; r < length; ++r) {
-        const Index inner = r;
-        const Index outer = first;
-        float x_line[kLine];
-        gather<1>(x + inner, first, width, {sizes.outer.value}, {sizes.inner.value}, x_line);
-        mean_lanes.add(x_line, width);
-        mean_lanes.next(width);
-      }
-      mean_lanes.finish(width);
-      float mean_line[kLine];
-      for (Index i = 0; i < padded(width); ++i) mean_line[i] = static_cast<float>(mean_lanes.mean(i));
-      float variance_line[kLine];
-      for (Index i = 0; i < padded(width); ++i) variance_line[i] = static_cast<float>(mean_lanes.variance(i));
-      {  // what does not vary along a row is found once
-        const Index outer = first;
-        float inverse_root_line[kLine];
-#pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float variance_value = variance_line[i];
-          float inverse_root_value;
-          forward_row_values_once(variance_value, inverse_root_value);
-          inverse_root_line[i] = inverse_root_value;
+      const Index top = task * together, bottom = std::min(rows, top + together);
+      float mean_of_rows[kTogether];
+      float variance_of_rows[kTogether];
+      for (Index row = top; row < bottom; ++row) {
+        const Index outer = row;
+        Moments<float> mean_sum;
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+          mean_sum.add(x_line, width);
         }
-        for (Index r = 0; r < length; ++r) {
-          const Index inner = r;
-          const Index outer = first;
-          float x_line[kLine];
-          gather<1>(x + inner, first, width, {sizes.outer.value}, {sizes.inner.value}, x_line);
-          float out_line[kLine];
+        mean_of_rows[row - top] = static_cast<float>(mean_sum.mean());
+        variance_of_rows[row - top] = static_cast<float>(mean_sum.variance());
+      }
+      for (Index row = top; row < bottom; ++row) {
+        const Index outer = row;
+        const float mean_value = mean_of_rows[row - top];
+        const float variance_value = variance_of_rows[row - top];
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+          float out_room[kLine];
+          float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
 #pragma omp simd
           for (Index i = 0; i < padded(width); ++i) {
             const float x_value = x_line[i];
-            const float mean_value = mean_line[i];
-            const float inverse_root_value = inverse_root_line[i];
             float out_value;
-            forward_row_values(x_value, mean_value, inverse_root_value, out_value);
+            forward_row_values(x_value, mean_value, variance_value, out_value);
             out_line[i] = out_value;
           }
-          scatter<1>(out_line, first, width, {sizes.outer.value}, {sizes.inner.value}, out + inner);
+          store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
         }
-      }
-      {
-        const Index outer = first;
-        float saved_mean_room[kLine];
-        float* const saved_mean_line = target<1>(saved_mean + outer, width, saved_mean_room);
-        float saved_variance_room[kLine];
-        float* const saved_variance_line = target<1>(saved_variance + outer, width, saved_variance_room);
-#pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float mean_value = mean_line[i];
-          const float variance_value = variance_line[i];
+        {
+          const Index outer = row;
+          const float mean_value = mean_of_rows[row - top];
+          const float variance_value = variance_of_rows[row - top];
           float saved_mean_value;
           float saved_variance_value;
           forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
-          saved_mean_line[i] = saved_mean_value;
-          saved_variance_line[i] = saved_variance_value;
+          saved_mean[outer] = narrow<float>(saved_mean_value);
+          saved_variance[outer] = narrow<float>(saved_variance_value);
         }
-        store<1>(saved_mean_line, width, saved_mean + outer);
-        store<1>(saved_variance_line, width, saved_variance + outer);
       }
     }
   }
@@ -420,19 +290,13 @@ static inline __attribute__((always_inline)) void backward_row_stage_1(const flo
   total_term = d_out * (x - saved_mean);
 }
 
-static inline __attribute__((always_inline)) void backward_row_values_once(const float saved_variance,
-    const float total, const float count_of_inner, const float total_2, float& inverse_root, float& product,
-    float& product_2) {
-  inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product_3 = 2.0f * (-0.5f * (total * inverse_root) * (inverse_root * inverse_root));
-  const float quotient = 1.0f / count_of_inner;
-  product = product_3 * quotient;
-  product_2 = total_2 * inverse_root * quotient;
-}
-
 static inline __attribute__((always_inline)) void backward_row_values(const float x, const float saved_mean,
-    const float product, const float d_out, const float inverse_root, const float product_2, float& d_x) {
-  d_x = (x - saved_mean) * product + d_out * inverse_root - product_2;
+    const float total, const float saved_variance, const float count_of_inner, const float d_out,
+    const float total_2, float& d_x) {
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+  const float product = 2.0f * (-0.5f * (total * inverse_root) * (inverse_root * inverse_root));
+  const float quotient = 1.0f / count_of_inner;
+  d_x = (x - saved_mean) * (product * quotient) + d_out * inverse_root - total_2 * inverse_root * quotient;
 }
 
 static void backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
@@ -440,88 +304,70 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
     const BackwardSizes sizes, int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   expect(d_x, sizes.outer.value * sizes.inner.value);
-  const Index above = 1, length = sizes.inner.value, beside = sizes.outer.value;
-  const Index side = columns_together(above, length, beside), blocks = blocks_of(above, length, beside),
-      tasks = above * blocks;
-#pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const Index together = rows_together(length);
+  const Index tasks = (rows + together - 1) / together;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
-      const Index above_index = task / blocks, first = task % blocks * side;
-      const Index width = std::min(side, beside - first);
-      SumLanes<kLine> total_lanes(width);
-      SumLanes<kLine> total_2_lanes(width);
-      for (Index r = 0; r < length; ++r) {
-        const Index inner = r;
-        const Index outer = first;
-        float d_out_line[kLine];
-        gather<1>(d_out + inner, first, width, {sizes.outer.value}, {sizes.inner.value}, d_out_line);
-        float x_line[kLine];
-        gather<1>(x + inner, first, width, {sizes.outer.value}, {sizes.inner.value}, x_line);
-        float saved_mean_room[kLine];
-        const float* const saved_mean_line = load<1>(saved_mean + outer, width, saved_mean_room);
-        float total_term_line[kLine];
+      const Index top = task * together, bottom = std::min(rows, top + together);
+      float total_of_rows[kTogether];
+      float total_2_of_rows[kTogether];
+      for (Index row = top; row < bottom; ++row) {
+        const Index outer = row;
+        Sum total_sum;
+        Sum total_2_sum;
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float d_out_room[kLine];
+          const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
+              d_out_room);
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+          const float saved_mean_value = widen(saved_mean[outer]);
+          float total_term_line[kLine];
 #pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float d_out_value = d_out_line[i];
-          const float x_value = x_line[i];
-          const float saved_mean_value = saved_mean_line[i];
-          float total_term_value;
-          backward_row_stage_1(d_out_value, x_value, saved_mean_value, total_term_value);
-          total_term_line[i] = total_term_value;
+          for (Index i = 0; i < padded(width); ++i) {
+            const float d_out_value = d_out_line[i];
+            const float x_value = x_line[i];
+            float total_term_value;
+            backward_row_stage_1(d_out_value, x_value, saved_mean_value, total_term_value);
+            total_term_line[i] = total_term_value;
+          }
+          total_sum.add(total_term_line, width);
+          total_2_sum.add(d_out_line, width);
         }
-        total_lanes.add(total_term_line, width);
-        total_2_lanes.add(d_out_line, width);
+        total_of_rows[row - top] = static_cast<float>(total_sum.sum());
+        total_2_of_rows[row - top] = static_cast<float>(total_2_sum.sum());
       }
-      float total_line[kLine];
-      for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
-      float total_2_line[kLine];
-      for (Index i = 0; i < padded(width); ++i) total_2_line[i] = static_cast<float>(total_2_lanes.sum(i));
-      {  // what does not vary along a row is found once
-        const Index outer = first;
-        float saved_variance_room[kLine];
-        const float* const saved_variance_line = load<1>(saved_variance + outer, width, saved_variance_room);
-        float inverse_root_line[kLine];
-        float product_line[kLine];
-        float product_2_line[kLine];
-#pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float saved_variance_value = saved_variance_line[i];
-          const float total_value = total_line[i];
-          const float total_2_value = total_2_line[i];
-          float inverse_root_value;
-          float product_value;
-          float product_2_value;
-          backward_row_values_once(saved_variance_value, total_value, count_of_inner_value, total_2_value,
-              inverse_root_value, product_value, product_2_value);
-          inverse_root_line[i] = inverse_root_value;
-          product_line[i] = product_value;
-          product_2_line[i] = product_2_value;
-        }
-        for (Index r = 0; r < length; ++r) {
-          const Index inner = r;
-          const Index outer = first;
-          float d_out_line[kLine];
-          gather<1>(d_out + inner, first, width, {sizes.outer.value}, {sizes.inner.value}, d_out_line);
-          float x_line[kLine];
-          gather<1>(x + inner, first, width, {sizes.outer.value}, {sizes.inner.value}, x_line);
-          float saved_mean_room[kLine];
-          const float* const saved_mean_line = load<1>(saved_mean + outer, width, saved_mean_room);
-          float d_x_line[kLine];
+      for (Index row = top; row < bottom; ++row) {
+        const Index outer = row;
+        const float total_value = total_of_rows[row - top];
+        const float total_2_value = total_2_of_rows[row - top];
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float d_out_room[kLine];
+          const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
+              d_out_room);
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+          const float saved_mean_value = widen(saved_mean[outer]);
+          const float saved_variance_value = widen(saved_variance[outer]);
+          float d_x_room[kLine];
+          float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
           for (Index i = 0; i < padded(width); ++i) {
             const float x_value = x_line[i];
-            const float saved_mean_value = saved_mean_line[i];
-            const float product_value = product_line[i];
             const float d_out_value = d_out_line[i];
-            const float inverse_root_value = inverse_root_line[i];
-            const float product_2_value = product_2_line[i];
             float d_x_value;
-            backward_row_values(x_value, saved_mean_value, product_value, d_out_value, inverse_root_value,
-                product_2_value, d_x_value);
+            backward_row_values(x_value, saved_mean_value, total_value, saved_variance_value,
+                count_of_inner_value, d_out_value, total_2_value, d_x_value);
             d_x_line[i] = d_x_value;
           }
-          scatter<1>(d_x_line, first, width, {sizes.outer.value}, {sizes.inner.value}, d_x + inner);
+          store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
         }
       }
     }
