@@ -45,13 +45,12 @@ def _short_rows(state: Pass, domain: Extent) -> Extent | None:
     """The innermost axes, where rows along them are short, and all that is reduced next is along
     them.
     """
+    if state.short is None:
+        return None
+    inner = frozenset({state.short})
     nodes = reduces_below(state.pending.values())
     found = {ir.reduction(r)[1] for r in nodes if r.args[0].extent == domain}
-    return (
-        next(iter(found))
-        if state.short is not None and found == {frozenset({state.short})}
-        else None
-    )
+    return inner if found == {inner} else None
 
 
 def _takes_two_passes(state: Pass, domain: Extent, axes: Extent) -> bool:
