@@ -5,9 +5,10 @@ module of one name as `<name>_v1`, and its lock file outlives a killed process. 
 to import what it built: the module is loaded from where the cache publishes it.
 
 Generated code includes no torch header and calls nothing in torch, but `load_inline` always links
-torch's libraries. Empty archives of the same names, earlier on the search path, keep the link from
-reading hundreds of megabytes (40 ms of 300), the module free of needless dependencies, and let CUDA
-be compiled beside a torch that has none.
+torch's libraries, and the C++ library, of which what is built for a CPU uses nothing. Empty
+archives of the same names, earlier on the search path, keep the link from reading them (40 ms of
+300, and 70), the module free of needless dependencies, and let CUDA be compiled beside a torch that
+has none.
 """
 
 import contextlib
@@ -75,6 +76,7 @@ class Flags:
 # -Bsymbolic: two modules may export launchers of one name, and neither may call the other's.
 # No jump threading and no elimination across branches: gcc would follow a constant of one `where`
 # through the others and leave a maze of masks where vector code needs three selections.
+# No exceptions: they would need the C++ library.
 # No contraction to FMA, and with cuda the default, correctly rounded division: eager's bits.
 # nvcc reads <cmath> three times, and in C++17 libstdc++ has Bessel functions and their like there:
 # the include guard of their header leaves them out, and a module takes a quarter less.
@@ -84,11 +86,9 @@ FLAGS = {
             "-O3",
             "-march=native",
             "-fopenmp",
-            "-fno-math-errno",
-            "-fno-trapping-math",
-            "-ffp-contract=off",
-            "-fno-thread-jumps",
-            "-fno-tree-pre",
+            *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+            *("-fno-thread-jumps", "-fno-tree-pre"),
+            "-fno-exceptions",
             "-std=gnu++14",
         ),
         nvcc=(),
@@ -101,21 +101,20 @@ FLAGS = {
     ),
 }
 
-# The binding to Python, which is the same for every module: compiled once, and linked to each.
+# The binding to Python, the same for every module: compiled once, and linked to each.
 BINDING = Path(__file__).parent / "templates" / "binding.cpp"
-BINDING_FLAGS = ("-O2", "-std=c++17", "-fPIC")
+BINDING_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-threadsafe-statics")
 
-# What load_inline appends to every link.
+# What load_inline appends to every link, and what of a link's libraries no module needs.
 TORCH_LIBRARIES = ("c10", "c10_cuda", "torch", "torch_cpu", "torch_cuda", "torch_python")
+UNUSED_LIBRARIES = {"cpp": (*TORCH_LIBRARIES, "stdc++"), "cuda": TORCH_LIBRARIES}
 EMPTY_ARCHIVE = "!<arch>\n"
 
 USUAL_CUDA_HOME = Path("/usr/local/cuda")
 COMPILER_WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
 CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
 ERROR_LINE = r"^.*(?:\berror\b ?[:#]|\bfatal\b|cannot find -l|undefined reference|No such file).*$"
-INSTALL_CXX = (
-    "install g++ (Debian and Ubuntu: apt install g++), or name one in CXX, without options"
-)
+INSTALL_CXX = "install g++ (Debian, Ubuntu: apt install g++), or name one in CXX, without options"
 INSTALL_NVCC = (
     "install the CUDA toolkit of torch's CUDA version, and put its nvcc on PATH or set CUDA_HOME"
 )
@@ -181,7 +180,7 @@ def build(source: Source, arch: str | None, directory: Path) -> Path:
     cuda_home = _check_tools(source)
     stubs = directory / "stubs"
     stubs.mkdir()
-    for library in TORCH_LIBRARIES:
+    for library in UNUSED_LIBRARIES[source.target]:
         (stubs / f"lib{library}.a").write_text(EMPTY_ARCHIVE)
     cflags = list(flags.cxx)
 
@@ -365,9 +364,9 @@ def _check_tools(source: Source) -> Path | None:
     if source.target != "cuda":
         return None
     home = find_cuda_home()
-    if home is None or nvcc_path() is None:
-        raise BuildError(f"{what}: no nvcc; {INSTALL_NVCC}")
-    return home
+    if home is not None and nvcc_path() is not None:
+        return home
+    raise BuildError(f"{what}: no nvcc; {INSTALL_NVCC}")
 
 
 @contextlib.contextmanager

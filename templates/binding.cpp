@@ -86,11 +86,13 @@ struct Plan {
   PyObject *owned = nullptr, *types, *needs, *allocate, *layouts, *scratch, *is_grad_enabled, *where, *where_arguments, *updates, *note_changes;
 
   ~Plan() {
-    delete[] seen;
-    delete[] bytes;
-    delete[] offsets;
+    PyMem_Free(seen);
+    PyMem_Free(bytes);
+    PyMem_Free(offsets);
     Py_XDECREF(owned);
   }
+  static void* operator new(size_t size) noexcept { return PyMem_Malloc(size); }
+  static void operator delete(void* plan) { PyMem_Free(plan); }
 };
 
 static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
@@ -305,9 +307,13 @@ static bool fill(Plan* plan, PyObject* inputs, PyObject* facts) {
     if (plan->exchange->read(PyTuple_GET_ITEM(inputs, i), &tensors[i]) != 0) return false;
     length += 4 + 2 * static_cast<size_t>(tensors[i].rank);
   }
-  int64_t* next = plan->seen = new int64_t[length];
-  plan->bytes = new int64_t[plan->program.inputs];
-  plan->offsets = new int64_t[plan->program.inputs];
+  int64_t* next = plan->seen = PyMem_New(int64_t, length);
+  plan->bytes = PyMem_New(int64_t, plan->program.inputs);
+  plan->offsets = PyMem_New(int64_t, plan->program.inputs);
+  if (plan->seen == nullptr || plan->bytes == nullptr || plan->offsets == nullptr) {
+    PyErr_NoMemory();
+    return false;
+  }
   for (Py_ssize_t i = 0; i < plan->program.inputs; ++i) {
     next = describe(tensors[i], next);
     plan->offsets[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(offsets, i));
@@ -327,6 +333,7 @@ static PyObject* plan(PyObject*, PyObject* args) {
   const Program* const program = program_named(name);
   if (program == nullptr) return nullptr;
   auto* const made = new Plan{*program};
+  if (made == nullptr) return PyErr_NoMemory();
   PyObject* const capsule = PyCapsule_New(made, kCapsule, forget);
   PyObject* result = nullptr;
   if (capsule == nullptr) delete made;

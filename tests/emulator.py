@@ -76,8 +76,6 @@ def translated(text: str) -> str:
     """A .cu file as C++: launches, dynamic shared memory and asynchronous copies put otherwise."""
     text = _LAUNCH.sub(r"emulation::launch(\2, [=] { \1(\3); });", text)
     text = _FOLLOW.sub(r"emulation::launch(\2, [=] { \1(\3); });", text)
-    if _TOGETHER.search(text):
-        text = f"#define RESIDENT_TOGETHER\n{text}"
     text = _TOGETHER.sub(r"emulation::launch_together(launch, [=] { \1(\2); });", text)
     text = _ASYNC_COPY.sub("std::memcpy(to, from, sizeof(*to)); static_cast<void>(target);", text)
     text = _INSTRUCTION.sub(_as_c, _NOTHING.sub("", _ASYNC_ORDER.sub("", text)))
@@ -90,23 +88,24 @@ def build(text: str, folder: Path, processors: int = 6) -> ctypes.CDLL:
     folder.mkdir(parents=True, exist_ok=True)
     file, library = folder / "emulated.cpp", folder / "emulated.so"
     file.write_text(translated(text))
-    command = [*COMPILER, "-shared", f"-DPROCESSORS={processors}", f"-I{HEADER}"]
-    command += ["-include", str(_library_headers()), "-o", str(library), str(file)]
+    facts = [f"-DPROCESSORS={processors}"]
+    facts += ["-DRESIDENT_TOGETHER"] if _TOGETHER.search(text) else []
+    header = _header(tuple(facts))
+    command = [*COMPILER, *facts, "-shared", "-static-libstdc++", "-include", str(header)]
+    command += [f"-I{header.parent}", "-o", str(library), str(file)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return ctypes.CDLL(str(library))
 
 
 @cache
-def _library_headers() -> Path:
-    """The C++ library's headers, which take half of a build's time, compiled beforehand."""
-    text = (HEADER / "cuda_runtime.h").read_text()
+def _header(facts: tuple[str, ...]) -> Path:
+    """The stand-in for CUDA's header, which takes half of a build's time, compiled beforehand."""
     folder = Path(tempfile.mkdtemp(prefix="emulation"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    header = folder / "library.h"
-    header.write_text("\n".join(re.findall(r"^#include <.*>$", text, re.MULTILINE)))
-    command = [*COMPILER, "-x", "c++-header", "-o", f"{header}.gch", str(header)]
+    header = shutil.copy(HEADER / "cuda_runtime.h", folder)
+    command = [*COMPILER, *facts, "-x", "c++-header", "-o", f"{header}.gch", header]
     subprocess.run(command, check=True, capture_output=True, text=True)
-    return header
+    return Path(header)
 
 
 @dataclass

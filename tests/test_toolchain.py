@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fusegen
 from fusegen import cache, registers, toolchain
 from fusegen.errors import BuildError, CacheError, UnsupportedError
 
@@ -198,6 +199,16 @@ def test_cuda_is_compiled_even_where_torch_has_none(tmp_path):
     needed = path.read_bytes()
     assert b"libcudart.so" in needed
     assert b"libtorch" not in needed
+
+
+def test_a_module_for_a_cpu_needs_neither_torch_nor_the_cpp_library(root):
+    chain = fusegen.compile("keep(y) | softmax(1) | mul(y)")
+    chain(torch.rand(3, 40, 50, requires_grad=True)).sum().backward()
+    (built,) = root.glob("*/*/module.so")
+    needed = built.read_bytes()
+    assert b"libgomp" in needed
+    assert b"libtorch" not in needed
+    assert b"libstdc++" not in needed
 
 
 def test_the_binding_to_python_is_compiled_once(root):

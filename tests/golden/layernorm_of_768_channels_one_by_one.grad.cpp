@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <type_traits>
 
@@ -147,13 +148,15 @@ inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index wid
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
-// What a thread keeps of its rows. (std::unique_ptr takes a quarter of a second to compile.)
+// What a thread keeps of its rows; by malloc, as no module is linked with the C++ library.
 template <typename Value>
 struct Values {
   Value* const at;
-  explicit Values(Index count) : at(new Value[count]) {}
+  explicit Values(Index count) : at(static_cast<Value*>(std::malloc(static_cast<std::size_t>(count) * sizeof(Value)))) {
+    if (at == nullptr) std::abort();
+  }
   Values(const Values&) = delete;
-  ~Values() { delete[] at; }
+  ~Values() { std::free(at); }
 };
 
 // The end of a line is filled up with copies of its last element.
