@@ -29,21 +29,17 @@ from fusegen.fitting import (
 )
 from fusegen.ops import COUNTER, RUNNING, Chain, Definition, Step
 from fusegen.promotion import (
+    FLOATING,
     check_element_type,
-    check_not_quantised,
     check_type,
     kind_of,
+    met_in,
+    refuse_final,
     result_type,
 )
 from fusegen.stacking import require_alike, stacked
 from fusegen.takingup import course_of, taken_up
-from fusegen.viewing import (
-    are_views,
-    made_of_operands,
-    seen_behind,
-    seen_first,
-    seen_shapes,
-)
+from fusegen.viewing import are_views, made_of_operands, seen_behind, seen_first, seen_shapes
 from fusegen.windowing import Window, windows_along
 
 Kinds = Mapping[str, tuple[Shape, str]]
@@ -76,6 +72,7 @@ class _Binding:
         self.kept = {n: (Value(s, ((),) * len(s), ()), x[1]) for n, s in views.items()}
         last = takewhile(lambda s: s.op == "keep", reversed(self.views_of_x))
         self.kept |= {s.names[0]: (self.running, self.dtype) for s in last}
+        self.is_final, self.final = False, set[str]()  # what can be a result alone: kept values
         self.given_x, self.given = x, operands
         self.found: dict[str, Axes] = {}
         self.places: list[Place | None] = []
@@ -89,8 +86,8 @@ class _Binding:
     def bound(self) -> Bound:
         steps = self.chain.steps
         for i, step in enumerate(steps):
-            if not step.is_structural:
-                check_not_quantised(step, self.dtype)
+            if self.is_final and not step.is_structural:
+                refuse_final(step, self.dtype)
             if i < len(self.views_of_x):
                 axes = self.running.axes
                 self.places.append(None if step.is_structural else Place(axes, axes, (), ""))
@@ -149,15 +146,17 @@ class _Binding:
         """Whether a step only names a value or takes up a named one, which is then done."""
         if step.is_naming:
             self.kept[step.names[0]] = (self.running, self.dtype)
+            self.final |= {*step.names} if self.is_final else set()
         elif step.op == "recall":
             self.running, self.dtype = self._known(step, step.names[0])
+            self.is_final = step.names[0] in self.final
         elif step.taken_up is not None:
             self._take_up(at, step.taken_up)
         return step.is_structural
 
     def _take_up(self, at: int, name: str) -> None:
         """Go on with an operand, along the axes of the value before, or of x."""
-        step, (shape, self.dtype) = self.chain.steps[at], self.given[name]
+        step, (shape, self.dtype), self.is_final = self.chain.steps[at], self.given[name], False
         self.main = self.main if at and self.is_aside[at - 1] else self.running
         before = self.running if broadcasts(self.running.shape, shape) else self.atlas.x
         rank = len(self.atlas.x.shape)
@@ -196,8 +195,11 @@ class _Binding:
         updated: list[tuple[str, str]] = []
         for parameter, name in step.operands:
             given = self._kind(name)
+            if name in self.final:
+                refuse_final(step, given[1])
             if parameter != COUNTER and name not in self.chain.drawn:  # a seed
-                check_type(step, parameter, name, given[1], self.dtype)
+                told = name in self.given and holds_labels(self.chain, name)
+                check_type(step, parameter, name, given[1], self.dtype, has_labels=told)
             if definition.is_updated(parameter, attributes):
                 updated.append((parameter, name))
             else:
@@ -209,9 +211,9 @@ class _Binding:
         if definition.statistics is not None:
             self._update(step, definition, updated)
         axes, x = self.running.axes, before.axes
-        is_alone = (definition.same_dtype or definition.keeps_dtype) and dtype != "bool"
+        is_alone = (definition.same_dtype or definition.keeps_dtype) and dtype in FLOATING
         if not is_alone:
-            self.dtype = result_type(step, (before.shape, dtype), met)
+            self.dtype, self.is_final = result_type(step, (before.shape, dtype), met)
         if definition.groups:
             axes, x, aligned = self._grouped(step, definition, aligned)
         if definition.shaping == "stack":
@@ -222,7 +224,8 @@ class _Binding:
         else:
             self.running = rearranged(step, definition, self.running)
         types = tuple((p, met[p][1]) for p in met if definition.parameter(p).is_type)
-        return Place(axes, x, tuple(aligned), dtype, types)
+        whole_as = met_in(self.dtype, (dtype, *(t for _, t in met.values())))
+        return Place(axes, x, tuple(aligned), dtype, types, whole_as)
 
     def _view(self, step: Step, *, is_last: bool) -> Place:
         """See the running value in another shape; is_last says that only views follow."""

@@ -17,7 +17,7 @@ class Operand:
 
     name: str
     extent: ir.Extent
-    kind: ir.Kind = "number"  # or "truth", of a tensor of bool
+    kind: ir.Kind = "number"  # or "truth", of a tensor of bool, or "whole", of integers
     is_pooled: bool = False  # whether it first meets a value that has been pooled
     is_noise: bool = False  # whether it is drawn
 
@@ -35,6 +35,7 @@ class Place:
     operands: tuple[tuple[str, Axes], ...]
     dtype: str  # of the value before the step; of a view nothing
     types: tuple[tuple[str, str], ...] = ()  # of what a step is told the element type, by parameter
+    met_in: str = ""  # the type that integers are converted to there
 
 
 @dataclass(frozen=True)

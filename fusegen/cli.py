@@ -21,7 +21,7 @@ from fusegen.dsl import parse
 from fusegen.errors import BuildError, CacheError, FusegenError
 from fusegen.explain import explain
 from fusegen.ops import OPS, lookup
-from fusegen.promotion import FLOATING
+from fusegen.promotion import FLOATING, INTEGERS
 from fusegen.target import GPUS, H200_GB_PER_S, TARGETS, Limits
 
 OK, CHECK_FAILED, USER_MISTAKE, CANNOT_BUILD = range(4)
@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     dump.add_argument("--target", choices=sorted(TARGETS), default="cuda")
     dump.add_argument("--gpu", choices=gpus, default="H200", help=gpu_help)
-    dump.add_argument("--dtype", choices=FLOATING, default="float32")
+    dump.add_argument("--dtype", choices=(*FLOATING, *INTEGERS), default="float32")
     dump.add_argument("--grad", action="store_true", help="with the backward for every input")
     dump.add_argument(
         "--gaps",
@@ -183,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     told.add_argument("--target", choices=sorted(TARGETS), default="cuda")
     told.add_argument("--gpu", choices=gpus, default="H200", help=gpu_help)
-    told.add_argument("--dtype", choices=FLOATING, default="float32")
+    told.add_argument("--dtype", choices=(*FLOATING, *INTEGERS), default="float32")
     told.add_argument(
         "--bandwidth",
         type=_bandwidth,

@@ -23,7 +23,7 @@ from fusegen.joining import chosen, ways
 from fusegen.ops import COUNTER, RUNNING, Chain, Step, lookup, nearest
 from fusegen.ops.loss import class_axis
 from fusegen.program import Program, derivative, forward
-from fusegen.promotion import FLOATING, refuse_gradients
+from fusegen.promotion import FLOATING, INTEGERS, refuse_gradients
 from fusegen.segments import Segment
 from fusegen.selecting import at_places
 from fusegen.signature import (
@@ -90,7 +90,7 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     There is no backward where a result that is no floating-point number would be differentiated.
     """
     _require("target", target, TARGETS)
-    _require("dtype", situation.dtype, FLOATING)
+    _require("dtype", situation.dtype, (*FLOATING, *INTEGERS))
     _require("layout", situation.layout, LAYOUTS)
     for name in situation.gaps:
         _require("gaps", name, ("x", *chain.operands))
@@ -213,9 +213,10 @@ def _parameters(chain: Chain, operand: str) -> set[str]:
 
 
 def element_type(chain: Chain, name: str, dtype: str) -> str:
-    """An operand's element type: x's, but for conditions, labels, counters and seeds."""
+    """An operand's element type: x's, of integers float32, but for conditions, labels and seeds."""
     is_counter = any(parameter.name == COUNTER for _, parameter in chain.uses(name))
     is_whole = is_counter or name in chain.drawn or holds_labels(chain, name)
+    dtype = dtype if dtype in FLOATING else "float32"
     return "int64" if is_whole else "bool" if is_mask(chain, name) else dtype
 
 

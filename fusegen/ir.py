@@ -24,7 +24,7 @@ from fusegen.locking import open_lock
 
 Extent = frozenset[int]
 Number = float | int
-Kind = Literal["number", "truth", "index", "noise"]
+Kind = Literal["number", "truth", "whole", "index", "noise"]
 
 # Where windows of an axis a overlap or cross the edge, the positions within them are SLIDING - a.
 # Reductions along them skip what is outside the tensor; outputs add up the windows on an element.

@@ -11,7 +11,7 @@ from fusegen.axes import Axes
 from fusegen.bound import Bound, Operand, Place
 from fusegen.ir import Expr, Graph
 from fusegen.ops import Step
-from fusegen.promotion import as_wanted, rounded, run_body
+from fusegen.promotion import as_number, as_wanted, rounded, run_body
 from fusegen.target import code_name
 from fusegen.windowing import Slide
 
@@ -78,8 +78,8 @@ def lower(bound: Bound) -> Lowered:
         assert step.definition is not None
         names = dict(step.operands)
         named = {p: kept.get(names[p], tensors.get(names[p])) for p, _ in place.operands}
-        named = {p: as_wanted(step, p, operand) for p, operand in named.items()}
-        body = _Body(step, place, running, named, within)
+        named = {p: as_wanted(step, p, operand, place.met_in) for p, operand in named.items()}
+        body = _Body(step, place, as_number(running, place.met_in), named, within)
         if i in updates:
             assert step.definition.statistics is not None
             share: Expr | float | None = updates[i].momentum

@@ -3,16 +3,17 @@
 Of a step's tensors those with axes decide; one without axes has a say only where none has some, and
 a number none. The rules are applied to the expressions of the step's body, so an operation needs no
 word about types: a comparison gives bool, a choice the type of what it chooses among, a cast its
-own.
+own. Integers are read as numbers of a floating type, and nothing is computed in their own.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 import traceback
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, NoReturn
 
 from fusegen import ir
 from fusegen.errors import ArgumentError, ChainError, UnsupportedError
@@ -22,11 +23,13 @@ from fusegen.target import EPSILON
 
 FLOATING = tuple(ir.CASTS.values())
 QUANTISED = tuple(ir.QUANTISING_CASTS.values())
+INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 WHOLE = "int64"  # the type of labels, and of places along an axis, as in torch
 Shape = tuple[int, ...]
 
 _WIDTH = {"bool": 0, "float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
 _DEFAULT = "float32"
+_EXACT = 2.0**24  # below it, every integer is a number of the default type
 
 
 class Kind(NamedTuple):
@@ -63,16 +66,20 @@ def type_of(root: Expr, leaves: Mapping[Expr, Kind]) -> str:
 
 
 def _kind(node: Expr, args: list[Kind]) -> Kind:
-    if node.op == "reduce":
-        return Kind(WHOLE, args[0].has_axes) if node.kind == "index" else args[0]
     has_axes = any(a.has_axes for a in args)
+    if node.op == "reduce":
+        _promoted(args)  # not of integers alone
+        return Kind(WHOLE, has_axes) if node.kind == "index" else args[0]
     if not args:
         return _NUMBER
     cast = ir.CASTS.get(node.op) or ir.QUANTISING_CASTS.get(node.op)
     if cast:
         return Kind(cast, has_axes)
     if node.op in ir.COMPARISONS or node.op in ir.CONNECTIVES:
+        _refuse_inexact(node, args)
         return Kind("bool", has_axes)
+    if node.op == "div" and any(a.dtype in INTEGERS for a in args) and not _floating(args):
+        return Kind(_DEFAULT, has_axes)
     if node.op == "sub" and any(a.dtype == "bool" for a in args):
         raise ArgumentError(
             "torch refuses a difference with a tensor of bool; use logical_not on it, or convert "
@@ -81,10 +88,33 @@ def _kind(node: Expr, args: list[Kind]) -> Kind:
     return Kind(_promoted(args[1:] if node.op == "where" else args), has_axes)
 
 
-def _promoted(args: Iterable[Kind]) -> str | None:
-    """Floating beats bool, then axes beat none, then the wider wins."""
+def _floating(args: Iterable[Kind]) -> list[Kind]:
+    return [a for a in args if a.dtype in FLOATING]
+
+
+def _refuse_inexact(node: Expr, args: Sequence[Kind]) -> None:
+    """Raise ArgumentError where integers are compared that may not be numbers of a floating type:
+    with each other, or with a large number.
+    """
+    if _floating(args) or not any(a.dtype in INTEGERS for a in args):
+        return
+    numbers = [ir.constant(a) for a, kind in zip(node.args, args, strict=True) if not kind.dtype]
+    if len(numbers) != 1 or numbers[0] is None or abs(numbers[0]) >= _EXACT:
+        raise ArgumentError(
+            "integers are compared with floating tensors, or with a number below 2**24; convert "
+            "them first, for example ids.float(), or pass the condition"
+        )
+
+
+def _promoted(args: Sequence[Kind]) -> str | None:
+    """Floating beats integers and bool, then axes beat none, then the wider wins."""
     found: str | None = None
-    floating = [a for a in args if a.dtype not in (None, "bool")]
+    floating = _floating(args)
+    if not floating and any(a.dtype in INTEGERS for a in args):
+        raise ArgumentError(
+            "nothing is computed of integers alone, but for a quotient, a comparison and a cast; "
+            "convert them first, for example mask.float(), or in text to('float32')"
+        )
     for group in (floating, list(args)):
         for has_axes in (True, False):
             for kind in group:
@@ -99,12 +129,10 @@ def _promoted(args: Iterable[Kind]) -> str | None:
 
 def check_element_type(name: str, dtype: str) -> None:
     """Raise ArgumentError for a tensor of a type that no kernel reads."""
-    if dtype not in (*FLOATING, "bool"):
-        labels = "; a loss takes labels as they are passed, so give them its shape in the call"
+    if dtype not in (*FLOATING, *INTEGERS, "bool"):
         raise ArgumentError(
-            f"argument {name!r}: got a tensor of {dtype}, wanted one of {', '.join(FLOATING)}, or "
-            f"of bool for conditions; convert it first, for example {name}.float()"
-            f"{labels if dtype == WHOLE else ''}"
+            f"argument {name!r}: got a tensor of {dtype}, wanted one of {', '.join(FLOATING)}, of "
+            f"bool for conditions, or of integers; convert it first, for example {name}.float()"
         )
 
 
@@ -117,8 +145,15 @@ def check_mask(step: Step, name: str, dtype: str) -> None:
         )
 
 
-def check_labels(step: Step, name: str, dtype: str) -> None:
-    """Raise ArgumentError where the numbers of classes are wanted and something else is given."""
+def check_labels(step: Step, name: str, dtype: str, *, is_alone: bool) -> None:
+    """Raise ArgumentError where the numbers of classes are wanted and something else is given, or
+    what other steps take as numbers.
+    """
+    if dtype == WHOLE and not is_alone:
+        raise ArgumentError(
+            f"{step.text}: operand {name!r} has labels, of which other steps compute something; "
+            "pass them a second time, by another name"
+        )
     if dtype != WHOLE:
         raise ArgumentError(
             f"{step.text}: operand {name!r} is {dtype}, wanted {WHOLE}: it says which class is "
@@ -142,7 +177,7 @@ def check_same_type(step: Step, name: str, dtype: str, other: str) -> None:
     fp32 is, with a narrower type: parameters are fp32 where activations are narrow. torch does so
     in layer_norm on CPUs, and under autocast.
     """
-    is_mixed = "float32" in (other, dtype) and "float64" not in (other, dtype)
+    is_mixed = "float32" in (other, dtype) and {other, dtype} <= {*FLOATING} - {"float64"}
     if other != dtype and not is_mixed:
         raise ArgumentError(
             f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a mix "
@@ -161,13 +196,12 @@ def check_parameter_type(step: Step, name: str, dtype: str, other: str) -> None:
         )
 
 
-def check_not_quantised(step: Step, dtype: str) -> None:
-    """Raise ArgumentError for a step behind one that quantises, or that gives places."""
-    if dtype in (*QUANTISED, WHOLE):
-        raise ArgumentError(
-            f"{step.text}: got a value of {dtype}, which only a result can be; let the step that "
-            "makes it be the last of the chain"
-        )
+def refuse_final(step: Step, dtype: str) -> NoReturn:
+    """Raise ArgumentError for a step that works on what a quantising one gives, or on places."""
+    raise ArgumentError(
+        f"{step.text}: got a value of {dtype}, which only a result can be; let the step that "
+        "makes it be the last of the chain"
+    )
 
 
 def refuse_gradients(chain: Chain, dtype: str) -> None:
@@ -194,17 +228,39 @@ def rounded(number: float, dtype: str) -> float:
 
 
 def kind_of(dtype: str) -> ir.Kind:
-    """What the values of a type are: conditions, or numbers."""
-    return "truth" if dtype == "bool" else "number"
+    """What the values of a type are: conditions, integers, or numbers."""
+    return "truth" if dtype == "bool" else "whole" if dtype in INTEGERS else "number"
 
 
-def as_wanted(step: Step, parameter: str, operand: Expr | None) -> Expr | None:
-    """Conditions where numbers are wanted, as the numbers 0 and 1."""
+def met_in(result: str, kinds: Iterable[str]) -> str:
+    """The type in which a step meets integers, from those of its result and of all that it is
+    applied to; "" where none are among them, or all are compared with a number.
+    """
+    found = [*kinds]
+    if not any(dtype in INTEGERS for dtype in found):
+        return ""
+    floating = [dtype for dtype in found if dtype in FLOATING]
+    if result in FLOATING:
+        return result
+    return functools.reduce(promote, floating) if floating else ""
+
+
+def as_number(value: Expr, dtype: str) -> Expr:
+    """Integers as numbers of the type in which a step meets them; all else as it is."""
+    return ir.primitive(f"to_{dtype}", value) if dtype and value.kind == "whole" else value
+
+
+def as_wanted(step: Step, parameter: str, operand: Expr | None, dtype: str) -> Expr | None:
+    """Conditions where numbers are wanted, as the numbers 0 and 1; integers as numbers of a type,
+    if one is given.
+    """
     assert step.definition is not None
     wanted = step.definition.parameter(parameter).kind
-    if operand is None or operand.kind == wanted or operand.kind != "truth":
+    if operand is None or operand.kind == wanted:
         return operand
-    return ir.primitive("where", operand, 1.0, 0.0)
+    if operand.kind == "truth":
+        return ir.primitive("where", operand, 1.0, 0.0)
+    return as_number(operand, dtype)
 
 
 def run_body(
@@ -243,8 +299,10 @@ def _refuse_conditions(step: Step, dtype: str, root: Expr) -> None:
 
 def result_type(
     step: Step, before: tuple[Shape, str], operands: Mapping[str, tuple[Shape, str]]
-) -> str:
-    """The type of a step's result, from the shapes and types of what it is applied to."""
+) -> tuple[str, bool]:
+    """The type of a step's result, from the shapes and types of what it is applied to; and whether
+    it can be nothing but a result: places along an axis, or what is quantised.
+    """
     assert step.definition is not None
     kinds: dict[Expr, Kind] = {}
     # A body sees two axes in the place of one, or one more.
@@ -279,14 +337,16 @@ def result_type(
             f"one of {', '.join(FLOATING)}; convert it first, with x.float() or where(1, 0)"
         ) from error
     try:
-        return type_of(root, kinds)
+        return type_of(root, kinds), root.kind == "index" or root.op in ir.QUANTISING_CASTS
     except ArgumentError as error:
         raise ArgumentError(f"{step.text}: {error}") from error
 
 
-def check_type(step: Step, parameter: str, name: str, dtype: str, running: str) -> None:
+def check_type(
+    step: Step, parameter: str, name: str, dtype: str, running: str, *, has_labels: bool
+) -> None:
     """Raise ArgumentError for an operand of a type that its parameter does not take, or not beside
-    a value of the running one.
+    a value of the running one; has_labels says that it tells classes and nothing else.
     """
     definition = step.definition
     assert definition is not None
@@ -295,12 +355,12 @@ def check_type(step: Step, parameter: str, name: str, dtype: str, running: str) 
         return
     wanted = definition.parameter(parameter).kind
     if wanted == "index":
-        check_labels(step, name, dtype)
+        check_labels(step, name, dtype, is_alone=has_labels)
         return
     check_element_type(name, dtype)
     if wanted == "truth":
         check_mask(step, name, dtype)
-    if running == "bool":
+    if running not in FLOATING:
         return  # refused, or made numbers, by the body
     if definition.keeps_dtype:
         check_parameter_type(step, name, running, dtype)

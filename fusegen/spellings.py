@@ -199,6 +199,7 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "size": size_of,
     "to": _moved,
     "type": cast,
+    "bool": lambda x: ir.primitive("ne", x, 0.0),
     "contiguous": _itself,
     "clone": _itself,
     **{name: partial(cast, dtype=dtype) for name, dtype in TYPES.items()},

@@ -197,9 +197,8 @@ def _leaves(nodes: Iterable[Expr]) -> list[Expr]:
 
 
 def _type_of(node: Expr, compute: str) -> str:
-    return {"number": compute, "truth": "bool", "index": "int", "noise": STORAGE["noise"]}[
-        node.kind
-    ]
+    others = {"truth": "bool", "index": "int", "noise": STORAGE["noise"]}
+    return others.get(node.kind, compute)
 
 
 def _needed(op: str, place: int) -> int:

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,7 @@ from fusegen.execution import Part
 from fusegen.holding import signature
 from fusegen.joining import chosen, ways
 from fusegen.program import Places, derivative, forward
-from fusegen.promotion import FLOATING
+from fusegen.promotion import FLOATING, INTEGERS
 from fusegen.reference import run_eagerly
 from fusegen.selecting import at_places
 from fusegen.signature import element_types, with_derivative, with_gaps
@@ -130,30 +131,31 @@ def run(
     shared_bytes: int = H200.shared_bytes,
     has_gaps: bool = False,
     has_gradients: bool = True,
+    types: Mapping[str, str] | None = None,
 ) -> Emulated:
     """The result, then the gradients of x and every operand if there are any and they are wanted,
     on a device with these limits; x is random where it is not given. Every tensor that can have
-    gaps has them where has_gaps is True.
+    gaps has them where has_gaps is True. types are those of operands that have others than x.
     """
     chain = dsl.parse(chain_text)
-    kind = getattr(torch, dtype)
     given = dict(zip(chain.given, operand_shapes, strict=True))
     operands = dict.fromkeys(chain.operands, ((1,), "int64"))
-    operands |= {n: (s, element_type(chain, n, dtype)) for n, s in given.items()}
+    told = dict(types or {})
+    found_types = {n: element_type(chain, n, dtype) for n in given} | told
+    operands |= {n: (s, found_types[n]) for n, s in given.items()}
     found_ways = ways(chain)
     lies = axes_in_memory(shape, layout)
     assert len(found_ways[chosen(found_ways, (shape, dtype), operands, "cuda", lies)[0]]) == 1
     shapes = [shape, *(s for s, _ in operands.values())]
     kinds = [dtype, *(t for _, t in operands.values())]
     bound = bind(chain, (shape, dtype), operands)
-    tensors = [torch.randn(shape, dtype=kind) if x is None else x.to(kind)]
+    tensors = [_random(shape, dtype) if x is None else x.to(getattr(torch, dtype))]
     tensors += [
-        torch.randn(s, dtype=kind)
-        if t != "int64"
+        _random(s, t)
+        if t != "int64" or name in told
         else torch.randint(classes([bound], name) or 1 << 62, s)
         for name, (s, t) in operands.items()
     ]
-    tensors = [t > 0 if k == "bool" else t for t, k in zip(tensors, kinds, strict=True)]
     order = bound.memory_order(lies)
     is_differentiable = bound.dtype in FLOATING and has_gradients
     program = forward(bound, is_training=is_differentiable)
@@ -283,6 +285,13 @@ def run(
     have = [*outputs[: len(expected)], *(by_input[i] for i in moving)]
     have = [h.reshape(w.shape) for h, w in zip(have, wanted, strict=True)]
     return Emulated(have, [w.detach() for w in wanted], text)
+
+
+def _random(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    if dtype in INTEGERS:
+        return torch.randint(0, 100, shape, dtype=kind)
+    return torch.randn(shape) > 0 if dtype == "bool" else torch.randn(shape, dtype=kind)
 
 
 def results_of(found: torch.Tensor | tuple[torch.Tensor, ...]) -> list[torch.Tensor]:

@@ -281,7 +281,7 @@ def test_a_mistake_in_an_imported_module_is_told_with_its_place(
         (("dump", "relu", "--operand", "b=4"), "it takes none"),
         (("dump", "add(b)", "--operand", "4"), "wanted NAME=SHAPE"),
         (("dump", "relu", "--shape", "2,x"), "wanted sizes"),
-        (("dump", "relu", "--dtype", "int8"), "invalid choice: 'int8'"),
+        (("dump", "relu", "--dtype", "complex64"), "invalid choice: 'complex64'"),
         (("dump", "relu", "--target", "metal"), "invalid choice: 'metal'"),
         (("dump", "relu", "--gpu", "GTX"), "invalid choice: 'GTX'"),
         (("dump", "relu", "-o", "/nowhere/x.cu"), "/nowhere/x.cu: No such file"),

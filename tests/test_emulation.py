@@ -69,6 +69,15 @@ CASES = [
     (_MANY, (70, 65), [(65,)] * 11, {}, "row"),
     ("add(r) | softmax(-1) | mul(w)", (45, 7, 49), [(45, 7, 49), (49,)], {}, "row"),
     ("softmax(-1) | mul(y)", (333, 77), [(333, 1)], {"dtype": "bfloat16"}, "row"),
+    # Integers: of one byte and of several, by element, by row, in windows, all along x and not.
+    ("to(float32) | div(255) | sub_channel(m)", (3, 5, 7, 9), [(5,)], {"dtype": "uint8"}, ""),
+    ("mul(s) | layernorm(w)", (9, 1000), [(1000,)] * 2, {"dtype": "int8"}, "row"),
+    ("mul(m) | gelu | add(b)", (67, 33), [(67, 1), (33,)], {"types": {"m": "int64"}}, ""),
+    ("mul(m) | layernorm(w)", (37, 63), [(37, 63), (63,)], {"types": {"m": "int32"}}, "row"),
+    ("layernorm(w) | mul(m)", (9, 8192), [(8192,), (9, 1)], {"types": {"m": "uint8"}}, "row"),
+    ("add(m) | softmax(1)", (3, 19, 7, 33), [(3, 19, 7, 33)], {"types": {"m": "int16"}}, "column"),
+    ("mul(m) | max_pool2d(2)", (2, 8, 6, 16), [(6, 16)], {"types": {"m": "int64"}}, ""),
+    ("mul(m) | sum(0)", (70, 96), [(70, 96)], _IN_16 | {"types": {"m": "int64"}}, ""),
     # Where the largest stands, in rows and strided ones.
     ("gelu | argmax(-1)", (37, 63), [], {}, "row"),
     ("argmin(1)", (9, 1000), [], _IN_16, "row"),

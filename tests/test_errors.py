@@ -43,7 +43,7 @@ CALLS = {
         "gelu",
         ones(*X, dtype=torch.int64),
         [],
-        ["argument 'x'", "int64", "x.float()"],
+        ["gelu", "of integers alone", "to('float32')"],
     ),
     "a bool x": (
         "gelu",
@@ -55,8 +55,8 @@ CALLS = {
     "an integer operand": (
         "add(other)",
         ones(*X),
-        [ones(6, dtype=torch.int32)],
-        ["argument 'other'", "int32", "other.float()"],
+        [ones(6, dtype=torch.complex64)],
+        ["argument 'other'", "complex64", "other.float()"],
     ),
     "a sparse x": ("gelu", ones(4, 6).to_sparse(), [], ["argument 'x'", "sparse", "x.to_dense()"]),
     "a sparse operand": (

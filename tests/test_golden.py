@@ -122,6 +122,10 @@ CASES = {
             dtype="bfloat16",
         ),
     ),
+    "picture_uint8": (
+        "to(bfloat16) | div(255) | sub_channel(mean) | div_channel(std)",
+        Situation(shape=(64, 3, 224, 224), dtype="uint8"),
+    ),
     "layernorm_of_positions": (
         "add(p) | layernorm(weight, bias)",
         Situation(shape=(4, 197, 768), operands={"p": (197, 768)}),

@@ -1,0 +1,209 @@
+"""Tensors of integers in a chain: pictures, quantised weights, masks that are numbers."""
+
+import operator
+
+import pytest
+import torch
+from numeric import assert_as_accurate, outcome
+
+import fusegen
+from fusegen.describe import Situation, sources
+from fusegen.errors import ArgumentError
+from fusegen.promotion import INTEGERS
+
+X = (3, 4, 6, 10)
+CHANNELS = (4,)
+# x first: its type, and then those of the operands; where nothing is said, that of the test
+CASES = {
+    "a picture": (
+        "to('float32') | div(255) | sub_channel(mean) | div_channel(std)",
+        [(X, "uint8"), (CHANNELS, None), (CHANNELS, None)],
+    ),
+    "a picture, divided": ("div(255) | gelu", [(X, "uint8")]),
+    "a picture in half precision": ("to('float16') | mul(0.5) | max_pool2d(2)", [(X, "uint8")]),
+    "a picture in rows": ("to('float32') | layernorm(w)", [(X, "int16"), ((10,), None)]),
+    "long integers": ("to('float64') | mul(3) | add(1)", [(X, "int64")]),
+    "quantised weights": ("mul(scale) | add(x2)", [(X, "int8"), ((4, 1, 1), None), (X, None)]),
+    "quantised to the type of a scale": (
+        "type_as(scale) | mul_channel(scale)",
+        [(X, "int8"), (CHANNELS, None)],
+    ),
+    "cast and quantised again": ("div(0.5) | quantize(0.25)", [(X, "int8")]),
+    "a mask": ("mul(mask) | gelu", [(X, None), ((3, 1, 6, 10), "int64")]),
+    "a mask by position": ("gelu | mul(mask) | sum(-1)", [(X, None), ((6, 1), "int32")]),
+    "a mask by row": (
+        "layernorm(w) | mul(mask)",
+        [(X, None), ((10,), None), ((*X[:-1], 1), "uint8")],
+    ),
+    "a mask by channel": (
+        "mul_channel(mask) | add(b)",
+        [(X, None), (CHANNELS, "int16"), ((), None)],
+    ),
+    "a number": ("add(n) | sigmoid", [(X, None), ((), "int32")]),
+    "a mask that is compared": (
+        "keep(y) | operand(mask) | ne(0) | keep(c) | recall(y) | masked_fill(c, -1)",
+        [(X, None), ((6, 10), "int64")],
+    ),
+    "x that is compared": ("keep(y) | gt(3) | where(a, b)", [(X, "int32"), (X, None), ((), None)]),
+    "compared with x": ("keep(y) | gt(n) | where(y, 0.5)", [(X, None), (X, "int16")]),
+    "alone": (
+        "keep(y) | operand(mask) | to('float32') | sum(-1, keepdim=True) | keep(n) | recall(y) | "
+        "mul(mask) | sum(-1, keepdim=True) | div(n)",
+        [(X, None), (X, "uint8")],
+    ),
+    "beside windows": ("mul(mask) | avg_pool2d(2)", [(X, None), ((6, 10), "int64")]),
+    "behind windows": ("max_pool2d(2) | mul(mask)", [(X, None), ((3, 5), "int64")]),
+    "sliding windows": ("mul(mask) | max_pool2d(3, 1, 1)", [(X, None), (X, "int8")]),
+    "over channels": ("mul(mask) | softmax(1)", [(X, None), (X, "int64")]),
+    "over all": ("sub(n) | square | mean", [(X, None), (X, "int32")]),
+}
+LAYOUTS = {
+    "contiguous": lambda t: t,
+    "channels_last": lambda t: t.to(memory_format=torch.channels_last) if t.dim() == 4 else t,
+    "strided": lambda t: torch.stack((t, t), -1)[..., 0],
+}
+
+
+def integers(shape, dtype, device, *, most=100):
+    info = torch.iinfo(dtype)
+    bounds = max(info.min, -most), min(info.max, most)
+    return torch.randint(*bounds, shape, dtype=dtype, device=device)
+
+
+def tensors_of(kinds, dtype, device, lay=lambda t: t):
+    found = []
+    for shape, name in kinds:
+        if name is None:
+            found.append(lay(torch.rand(shape, device=device, dtype=dtype) + 0.5).requires_grad_())
+        else:
+            found.append(lay(integers(shape, getattr(torch, name), device)))
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", CASES)
+def test_integers_are_met_as_eager_meets_them(case, layout, device):
+    text, kinds = CASES[case]
+    fused = fusegen.compile(text)
+    is_fixed = "float32" in text or layout != "contiguous"
+    for dtype in (torch.float32, torch.float64, torch.bfloat16)[: 1 if is_fixed else None]:
+        tensors = tensors_of(kinds, dtype, device, LAYOUTS[layout])
+        ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+        exact = eager
+        if "float32" not in text:
+            exact = outcome(fused.reference, tensors, dtype=torch.float64)
+        assert ours.result.dtype == eager.result.dtype
+        assert_as_accurate(ours, eager, exact, slack=16)
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_every_integer_becomes_what_eager_makes_of_it(name, dtype, device):
+    kind = getattr(torch, name)
+    info = torch.iinfo(kind)
+    some = [info.min, info.min + 1, info.max, info.max - 1, 0, 1, 257, 2049, 16777217]
+    some = torch.tensor([n for n in some if n <= info.max], dtype=kind, device=device)
+    whole = torch.cat((some, integers((5000,), kind, device, most=info.max)))
+    text = str(dtype).removeprefix("torch.")
+    cast = fusegen.compile(f"to({text!r})")
+    assert torch.equal(cast(whole), whole.to(dtype))
+    # On a CPU torch multiplies with the number that the integer is, elsewhere and in memory with
+    # the nearest of the other's type.
+    ones = torch.ones(whole.shape, dtype=dtype, device=device)
+    product = fusegen.compile("mul(n)")
+    assert torch.equal(product(ones, n=whole), ones * whole)
+    assert torch.equal(fusegen.compile("mul(n)")(whole, n=ones), whole * ones)
+
+
+@pytest.mark.parametrize("compare", ["lt", "le", "gt", "ge", "eq", "ne"])
+def test_integers_are_compared_with_a_number(compare, device):
+    x = torch.arange(-50, 51, device=device)
+    for number in (0.0, 3.0, 2.5, -7.0, 16777215.0):
+        found = fusegen.compile(f"{compare}({number})")(x)
+        assert torch.equal(found, getattr(operator, compare)(x, number))
+
+
+def test_a_model_that_pools_tokens_by_its_mask(device):
+    def pooled(x, mask):
+        weights = mask.unsqueeze(-1).float()
+        return (x * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+
+    x = torch.randn(3, 7, 16, device=device, requires_grad=True)
+    mask = integers((3, 7), torch.int64, device, most=1).abs()
+    fused = fusegen.compile(pooled)
+    ours, eager = outcome(fused, [x, mask]), outcome(pooled, [x, mask])
+    for a, b in zip(ours.tensors, eager.tensors, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_function_makes_conditions_of_integers(device):
+    def hidden(x, mask):
+        return x.masked_fill(~mask.bool(), -1e4).softmax(-1)
+
+    x = torch.randn(3, 7, 16, device=device)
+    mask = integers((16,), torch.int64, device, most=1).abs()
+    torch.testing.assert_close(fusegen.compile(hidden)(x, mask), hidden(x, mask))
+    held = mask > 0
+    torch.testing.assert_close(fusegen.compile(hidden)(x, held), hidden(x, held))
+
+
+REFUSED = {
+    "computed alone": ("mul(2)", torch.int32, {}, "nothing is computed of integers alone"),
+    "added up": ("sum(1)", torch.int64, {}, "nothing is computed of integers alone"),
+    "the largest": ("amax(1)", torch.int64, {}, "nothing is computed of integers alone"),
+    "where it is": ("argmax(1)", torch.int64, {}, "nothing is computed of integers alone"),
+    "normalised": ("layernorm", torch.uint8, {}, "nothing is computed of integers alone"),
+    "one with another": ("add(n)", torch.int8, {"n": torch.int8}, "of integers alone"),
+    "compared": ("lt(n)", torch.int8, {"n": torch.int8}, "integers are compared with floating"),
+    "compared with much": ("lt(16777216)", torch.int64, {}, "with a number below 2..24"),
+    "as parameters": ("layernorm(n)", torch.float32, {"n": torch.int8}, "operand 'n' is int8"),
+    "as conditions": (
+        "masked_fill(n, 1)",
+        torch.float32,
+        {"n": torch.int64},
+        "operand 'n' is int64, wanted bool.*n != 0",
+    ),
+    "as a type": ("type_as(n)", torch.float32, {"n": torch.int64}, "'n' is int64, wanted one of"),
+    "labels too": (
+        "mul(n) | cross_entropy(n)",
+        torch.float32,
+        {"n": torch.int64},
+        "'n' has labels, of which other steps compute something",
+    ),
+    "behind places": ("argmax(1) | to('float32')", torch.float32, {}, "only a result can be"),
+    "beside places": (
+        "keep(y) | argmax(1, keepdim=True) | keep(a) | recall(y) | mul(a)",
+        torch.float32,
+        {},
+        "only a result can be",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_equal_is_refused(case):
+    text, dtype, kinds, told = REFUSED[case]
+    x = torch.ones(4, 4, dtype=dtype)
+    operands = {name: torch.ones(4, dtype=kind) for name, kind in kinds.items()}
+    with pytest.raises(ArgumentError, match=told):
+        fusegen.compile(text)(x, **operands)
+
+
+def test_a_type_without_a_kernel_is_told():
+    with pytest.raises(ArgumentError, match=r"argument 'x': got a tensor of complex64, wanted one"):
+        fusegen.compile("gelu")(torch.ones(3, dtype=torch.complex64))
+
+
+def test_views_of_integers_are_views(device):
+    x = torch.arange(24, device=device).view(2, 3, 4)
+    assert torch.equal(fusegen.compile("flatten(1)")(x), x.flatten(1))
+
+
+def test_what_is_read_once_is_read_in_its_own_type():
+    (source,) = sources(
+        fusegen.compile("to('bfloat16') | div(255)").chain,
+        "cuda",
+        Situation((64, 3, 224, 224), dtype="uint8"),
+        grad=False,
+    )
+    assert "const uint8_t*" in source.text
