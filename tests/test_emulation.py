@@ -76,6 +76,7 @@ CASES = [
     ("mul(m) | layernorm(w)", (37, 63), [(37, 63), (63,)], {"types": {"m": "int32"}}, "row"),
     ("layernorm(w) | mul(m)", (9, 8192), [(8192,), (9, 1)], {"types": {"m": "uint8"}}, "row"),
     ("add(m) | softmax(1)", (3, 19, 7, 33), [(3, 19, 7, 33)], {"types": {"m": "int16"}}, "column"),
+    ("mul(m) | softmax(1)", (3, 4, 6, 10), [(3, 4, 6, 10)], {"types": {"m": "int64"}}, "column"),
     ("mul(m) | max_pool2d(2)", (2, 8, 6, 16), [(6, 16)], {"types": {"m": "int64"}}, ""),
     ("mul(m) | sum(0)", (70, 96), [(70, 96)], _IN_16 | {"types": {"m": "int64"}}, ""),
     # Where the largest stands, in rows and strided ones.
