@@ -23,6 +23,7 @@ from fusegen.fitting import (
     rearranged,
     require_axis,
     require_counter,
+    require_labels_given,
     require_statistics,
     windows_of,
     with_leftovers,
@@ -52,6 +53,7 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Kinds, called: str = "x")
     what was wanted.
     """
     check_element_type(called, x[1])
+    require_labels_given(chain)
     for name, (_, dtype) in operands.items():
         is_counter = any(parameter.name == COUNTER for _, parameter in chain.uses(name))
         if not is_counter and name not in chain.drawn and not holds_labels(chain, name):

@@ -85,6 +85,8 @@ def _kind(node: Expr, args: list[Kind]) -> Kind:
             "torch refuses a difference with a tensor of bool; use logical_not on it, or convert "
             "it first, for example mask.float()"
         )
+    if node.op == "where" and node.args[1] is node.args[2]:
+        return Kind(args[1].dtype, has_axes)
     return Kind(_promoted(args[1:] if node.op == "where" else args), has_axes)
 
 

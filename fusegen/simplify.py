@@ -268,6 +268,8 @@ def _where(this: _Pass, node: Expr) -> Expr:
     condition, yes, no = node.args
     if yes is no:
         return yes
+    if condition.op in ("lt", "gt") and condition.args[0] is condition.args[1]:
+        return no
     if condition.op == "logical_not":
         return this.build("where", condition.args[0], no, yes)
     if yes.op == "where" and yes.args[0] is condition:

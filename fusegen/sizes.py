@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from types import FrameType
 from typing import Any, NoReturn
 
 from fusegen.errors import ChainError
@@ -30,6 +31,12 @@ _UNTOLD = (
 
 
 Splits = tuple[tuple[int, int], ...]  # of each: the axis, and how many it has become
+
+
+def what_asks(code: FrameType) -> tuple[str, int]:
+    """The instruction at which code is, and its number: of what takes apart, how many parts."""
+    instructions, at = code.f_code.co_code, code.f_lasti
+    return dis.opname[instructions[at]], instructions[at + 1]
 
 
 class Untold:
@@ -98,10 +105,7 @@ class Leading(Untold):
         """One by one, where code takes apart a number of them that it says: `b, c, h, w = x.shape`;
         all together where they stand among other sizes, as in `x.view(*x.shape[:-1], 2, -1)`.
         """
-        asking = sys._getframe(1)
-        code = asking.f_code.co_code
-        asked = dis.opname[code[asking.f_lasti]]
-        count, stop = code[asking.f_lasti + 1], self.stop
+        (asked, count), stop = what_asks(sys._getframe(1)), self.stop
         if asked in ("LIST_EXTEND", "CALL_FUNCTION_EX"):
             return iter([self])
         if asked != "UNPACK_SEQUENCE" or (stop is not None and stop >= 0 and stop != count):

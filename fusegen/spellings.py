@@ -4,7 +4,8 @@ one with other arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,8 +14,16 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import lookup
 from fusegen.ops.schema import show_value
-from fusegen.sizes import are_told_by_call, seen_in, size_of
-from fusegen.unsaid import PARTS, TYPES, DeviceOf, TypeOf
+from fusegen.sizes import (
+    Leading,
+    SizeOf,
+    are_told_by_call,
+    part_of,
+    seen_in,
+    size_of,
+    what_asks,
+)
+from fusegen.unsaid import PARTS, TYPES, DeviceOf, NotKnownYet, TypeOf
 
 
 class Largest(NamedTuple):
@@ -68,6 +77,76 @@ def _unbound(x: Expr, dim: int = 0) -> tuple[Expr, ...]:
     return tuple(lookup("select")(x, dim, i) for i in range(count))
 
 
+class _Parts:
+    """Parts of an axis, as long as code says each is, and as many as it takes apart."""
+
+    def __init__(self, x: Expr, size: int, dim: int) -> None:
+        self.x, self.size, self.dim = x, size, dim
+
+    def __iter__(self) -> Iterator[Expr]:
+        asked, count = what_asks(sys._getframe(1))
+        if asked != "UNPACK_SEQUENCE":
+            raise NotKnownYet(f"x.split: {PARTS}; or take them apart, as in a, b = x.split(n, dim)")
+        return iter(_split(self.x, [self.size] * count, self.dim))
+
+    def __getitem__(self, place: int) -> Expr:
+        apart = lookup("unflatten")(self.x, self.dim, (-1, self.size))
+        return lookup("select")(apart, self.dim - 1 if self.dim < 0 else self.dim, place)
+
+
+def _split(x: Expr, sizes: Any, dim: int = 0) -> Sequence[Expr] | _Parts:
+    """Parts of an axis that are as long as each other."""
+    if isinstance(sizes, SizeOf) and sizes.is_of(dim) and sizes.part.numerator == 1:
+        return _chunk(x, sizes.part.denominator, dim)
+    if isinstance(sizes, int):
+        return _Parts(x, sizes, dim)
+    if not isinstance(sizes, tuple | list) or len({*sizes}) != 1 or not isinstance(sizes[0], int):
+        raise ChainError(
+            f"x.split: got {show_value(sizes)}, wanted parts that are as long as each other, as in "
+            "x.split(64, dim) or x.chunk(2, dim); take others of what the call is given"
+        )
+    apart = lookup("unflatten")(x, dim, (len(sizes), sizes[0]))
+    axis = dim - 1 if dim < 0 else dim
+    return tuple(lookup("select")(apart, axis, i) for i in range(len(sizes)))
+
+
+def _narrowed(x: Expr, dim: int, start: int, length: int) -> Expr:
+    return part_of(x, dim, slice(start, start + length))
+
+
+def _filled(x: Expr, fill_value: float, device: DeviceOf | None = None) -> Expr:
+    """A number in x's shape and type: in the place of x where that is less than itself."""
+    return lookup("where")(ir.primitive("lt", x, x), x, fill_value)
+
+
+def _expanded_as(x: Expr, other: Expr) -> Expr:
+    """x along all of another one's axes."""
+    return ir.primitive("where", ir.primitive("lt", other, other), x, x)
+
+
+def _expanded(x: Expr, *sizes: Any) -> Expr:
+    one, *others = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else sizes
+    if not others and isinstance(one, Leading) and one.stop is None:
+        return _expanded_as(x, one.value)
+    whole = [s for s in (one, *others) if isinstance(s, SizeOf) and s.rank == 1 + len(others)]
+    if [s.axes for s in whole] == [(i,) for i in range(1 + len(others))]:
+        return _expanded_as(x, whole[0].value)
+    raise NotKnownYet(
+        "x.expand: where x meets a value it is as large as that one by itself; so leave it out, or "
+        "write x.expand_as(y), or x.expand(y.shape)"
+    )
+
+
+def _holding(name: str) -> Callable[..., Expr]:
+    """Whether any or all that is not 0 along axes."""
+
+    def found(x: Expr, dim: Any = None, keepdim: bool = False) -> Expr:
+        numbers = lookup("where")(ir.primitive("ne", x, 0.0), 1.0, 0.0)
+        return lookup("amax" if name == "any" else "amin")(numbers, dim, keepdim) > 0
+
+    return found
+
+
 def _places_along(x: Expr, dim: int) -> int | None:
     """The size of an axis, if an unflatten has just made it."""
     if x.op != "call" or x.attrs[0] is not lookup("unflatten"):
@@ -100,14 +179,32 @@ def _spread(name: str) -> Callable[..., Expr]:
     """var or std, which torch lets say too whether one is taken from the count."""
 
     def found(x: Expr, *args: Any, **kwargs: Any) -> Expr:
-        *dims, last = args or (None,)
-        if isinstance(last, bool):
-            args, kwargs = tuple(dims), {**kwargs, "unbiased": last}
+        dims = args[:1] if args and not isinstance(args[0], bool) else ()
+        kwargs |= dict(zip(("unbiased", "keepdim"), args[len(dims) :], strict=False))
+        args = dims
         if (is_unbiased := kwargs.pop("unbiased", None)) is not None:
             kwargs["correction"] = 1 if is_unbiased else 0
         return lookup(name)(x, *args, **kwargs)
 
     return found
+
+
+def _spread_and_mean(name: str) -> Callable[..., tuple[Expr, Expr]]:
+    """var or std, and the mean along the same axes."""
+
+    def found(x: Expr, *args: Any, **kwargs: Any) -> tuple[Expr, Expr]:
+        dims = args[:1] if args and not isinstance(args[0], bool) else (kwargs.get("dim"),)
+        told = dict(zip(("unbiased", "keepdim"), args[1:], strict=False)) | kwargs
+        mean = lookup("mean")(x, *dims, keepdim=told.get("keepdim", False))
+        return _spread(name)(x, *args, **kwargs), mean
+
+    return found
+
+
+def _vector_norm(x: Expr, p: float | None = None, dim: Any = None, keepdim: bool = False) -> Expr:
+    if not isinstance(dim, int) or isinstance(p, str):
+        raise ChainError("torch.linalg.norm: that of matrices is no operation; give one axis, dim")
+    return lookup("norm")(x, 2.0 if p is None else p, dim, keepdim=keepdim)
 
 
 def _reshaped(x: Expr, *sizes: Any, **kwargs: Any) -> Expr:
@@ -181,6 +278,13 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "max": _largest("max"),
     "min": _largest("min"),
     "chunk": _chunk,
+    "split": _split,
+    "narrow": _narrowed,
+    "expand": _expanded,
+    "expand_as": _expanded_as,
+    "full_like": _filled,
+    "zeros_like": partial(_filled, fill_value=0.0),
+    "ones_like": partial(_filled, fill_value=1.0),
     "tensor_split": _chunk,
     "unbind": _unbound,
     "pairwise_distance": _distance,
@@ -191,8 +295,13 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "add": _scaled("add"),
     "sub": _scaled("sub"),
     "norm": _norm,
+    "linalg_norm": _vector_norm,
     "var": _spread("var"),
     "std": _spread("std"),
+    "var_mean": _spread_and_mean("var"),
+    "std_mean": _spread_and_mean("std"),
+    "any": _holding("any"),
+    "all": _holding("all"),
     **dict.fromkeys(("reshape", "view"), _reshaped),
     **dict.fromkeys(("cat", "concat", "concatenate"), _joined("cat")),
     "stack": _joined("stack"),

@@ -38,7 +38,9 @@ _OVER_LAST = ("layer_norm", "rms_norm")
 # What is told a type itself, and does not compute in it.
 _CASTING = ("to", "type")
 # Other names for an argument of an operation.
-_RENAMED = {"axis": "dim", "ord": "p"}
+_RENAMED = {"axis": "dim", "ord": "p", "x2": "other"}
+# What torch's functions call the value that they work on, in that order.
+_FIRST = ("condition", "input", "self", "tensors", "x1")
 
 
 def of_torch(
@@ -63,6 +65,8 @@ def attribute_of(x: Expr, name: str) -> Any:
     if name in _OWN:
         return _OWN[name](x)
     if name.startswith("_") or not (name in UNKNOWN or _is_operation(name)):
+        if hasattr(getattr(sys.modules.get("torch"), "Tensor", None), name):
+            raise AttributeError(f"x.{name} is no operation of a chain; `fusegen ops` lists them")
         guess = None if name.startswith("_") else nearest(name, [*OPS, *ALIASES])
         hint = f"; did you mean {guess!r}?" if guess else ""
         raise AttributeError(f"'Expr' object has no attribute {name!r}{hint}")
@@ -122,8 +126,8 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
         return _overwriting(where, name, args, kwargs)
     if kwargs.get("out") is not None:
         raise ChainError(f"{where}: got out=, but a chain's steps give new values; leave it out")
-    if not args:
-        args = [kwargs.pop(word) for word in ("input", "self", "tensors") if word in kwargs][:1]
+    if "condition" in kwargs or not args:
+        args = [*(kwargs.pop(word) for word in [w for w in _FIRST if w in kwargs][:1]), *args]
     if not args:
         raise ChainError(f"{where}: the value that it works on is missing")
     x, *others = args

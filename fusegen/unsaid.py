@@ -35,7 +35,6 @@ UNKNOWN: Mapping[str, str] = {
         ("pad", "gather", "cumsum", "sort", "topk"),
         "no step does it; compile what stands before and behind it as chains of their own",
     ),
-    "split": "it needs the size of what is split; of equal parts write x.chunk(2, dim)",
 }
 PARTS = "how many parts it has is not known; they are x.select(dim, 0), x.select(dim, 1), ..."
 # What to write in a chain's text for what only a function can say, or nothing can.

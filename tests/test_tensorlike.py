@@ -1,5 +1,6 @@
 """Functions that were written for tensors, traced: torch's functions, methods, indices, modules."""
 
+import math
 from collections.abc import Callable
 from random import Random
 
@@ -101,6 +102,26 @@ FUNCTIONS: list[tuple[Callable[..., object], str]] = [
     (lambda x: x.tensor_split(2, -1)[1], None),
     (lambda x: (lambda q, k, v: q * k - v)(*x.unflatten(-1, (3, 2)).unbind(-2)), None),
     (lambda x: (lambda a, b: a / b.exp())(*torch.unbind(x.unflatten(1, (2, 2)), 1)), None),
+    (lambda x: (lambda v, m: (x - m) / v)(*torch.std_mean(x, -1, keepdim=True)), None),
+    (lambda x: (lambda v, m: x * v + m)(*torch.var_mean(x, (1, 2), False, True)), None),
+    (lambda x: (lambda v, m: v + m)(*torch.var_mean(x, dim=1, correction=0)), None),
+    (lambda x: x.var(1, False, True) + x, None),
+    (lambda x: x.narrow(1, 2, 2), "unflatten(1, (-1, 2)) | select(1, 1)"),
+    (lambda x: x.split([2, 2], 1)[1] * 2, None),
+    (lambda x: torch.split(x, x.shape[-1] // 2, -1)[1] * 2, None),
+    (lambda x: x.split(2, 1)[1], "unflatten(1, (-1, 2)) | select(1, 1)"),
+    (lambda x: torch.where(x > 0.3, x, torch.zeros_like(x)), None),
+    (lambda x: torch.zeros_like(x).masked_fill(x > 0, -math.inf) + x, None),
+    (lambda x: torch.full_like(x, 0.5) * torch.ones_like(x), None),
+    (lambda x: torch.zeros_like(x, dtype=torch.float64) + x, None),
+    (lambda x: x.mean(1, keepdim=True).expand_as(x).sum(1) + x.amax(1), None),
+    (lambda x: x.mean((1, 2), keepdim=True).expand(x.shape).sum((1, 2)), None),
+    (lambda x: x.mean(1, keepdim=True).expand(*x.size()) - x, None),
+    (lambda x: x * torch.any(x > 1, dim=1, keepdim=True), None),
+    (lambda x: (x > -1).all(-1), None),
+    (lambda x: torch.where(condition=x > 0, input=x, other=0.5), None),
+    (lambda x: torch.linalg.norm(x, dim=-1), "norm(dim=-1)"),
+    (lambda x: torch.linalg.norm(x, ord=1, dim=1, keepdim=True), "norm(1, 1, keepdim=True)"),
     (nn.GELU(), "gelu"),
     (nn.Sequential(nn.LeakyReLU(0.2), nn.LayerNorm(6, elementwise_affine=False)), None),
 ]
@@ -114,6 +135,7 @@ WITH_OPERANDS: list[tuple[Callable[..., object], list[tuple[int, ...]], str]] = 
     (lambda x, y: torch.addcmul(x, y, y, value=0.5), [(6,)], "addcmul(y, y, value=0.5)"),
     (lambda x, y: F.mse_loss(x, y), [(3, 4, 5, 6)], "mse_loss(y)"),
     (lambda x, y: F.cosine_similarity(x, y), [(3, 4, 5, 6)], "cosine_similarity(y)"),
+    (lambda x, y: F.cosine_similarity(x1=x, x2=y), [(3, 4, 5, 6)], "cosine_similarity(y)"),
     (
         lambda x, y: F.pairwise_distance(x, y, 1.0),
         [(3, 4, 5, 6)],
@@ -290,7 +312,11 @@ WRONG: list[tuple[Callable[..., object], str]] = [
         r"x.abs: under torch.no_grad\(\), .*; of what has no gradient write x.detach",
     ),
     (scaled_without_gradients, r"mul: under torch.no_grad\(\)"),
-    (lambda x: torch.linalg.norm(x, 1), r"torch's linalg_norm is no operation of a chain"),
+    (lambda x: x.flip(1), r"x.flip is no operation of a chain"),
+    (lambda x: x.expand(3, 4, 5, 6), "write x.expand_as"),
+    (lambda x: x.split([1, 3], 1)[0], "parts that are as long as each other"),
+    (lambda x: [*x.split(2, 1)][0], "or take them apart, as in a, b = x.split"),
+    (lambda x: torch.linalg.norm(x, 1), r"torch.linalg.norm: that of matrices is no operation"),
     (lambda x: torch.round(x, decimals=0), r"a chain has no decimals= there; it is round"),
     (lambda x: torch.div(x, 2, rounding_mode="floor"), r"a chain has no rounding_mode= there"),
     (lambda x: (lambda a, b: a)(*x), r"an Expr has no parts before a call; of halves"),
@@ -475,7 +501,7 @@ def test_mistakes_of_a_call_are_told_with_what_to_do():
     for function, arguments, message in (
         (lambda x, t: x / t, (x, 0.5), r"argument 't': got float, .*; pass torch.tensor\(0.5\)"),
         (lambda x, t=2.0: x / t, (x, 0.5), "a parameter with a default is a number of the chain"),
-        (loss, (x, labels), "argument 't': .* so give them its shape in the call"),
+        (loss, (x, labels), "labels that the chain makes; .* so give them its shape in the call"),
     ):
         with pytest.raises(ArgumentError, match=message):
             fusegen.compile(function)(*arguments)
