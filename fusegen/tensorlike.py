@@ -65,9 +65,10 @@ def attribute_of(x: Expr, name: str) -> Any:
     if name in _OWN:
         return _OWN[name](x)
     if name.startswith("_") or not (name in UNKNOWN or _is_operation(name)):
-        if hasattr(getattr(sys.modules.get("torch"), "Tensor", None), name):
+        is_own = name.startswith("_")
+        if not is_own and hasattr(getattr(sys.modules.get("torch"), "Tensor", None), name):
             raise AttributeError(f"x.{name} is no operation of a chain; `fusegen ops` lists them")
-        guess = None if name.startswith("_") else nearest(name, [*OPS, *ALIASES])
+        guess = None if is_own else nearest(name, [*OPS, *ALIASES])
         hint = f"; did you mean {guess!r}?" if guess else ""
         raise AttributeError(f"'Expr' object has no attribute {name!r}{hint}")
     if name in UNKNOWN:

@@ -315,7 +315,7 @@ WRONG: list[tuple[Callable[..., object], str]] = [
     (lambda x: x.flip(1), r"x.flip is no operation of a chain"),
     (lambda x: x.expand(3, 4, 5, 6), "write x.expand_as"),
     (lambda x: x.split([1, 3], 1)[0], "parts that are as long as each other"),
-    (lambda x: [*x.split(2, 1)][0], "or take them apart, as in a, b = x.split"),
+    (lambda x: torch.stack([*x.split(2, 1)]), "or take them apart, as in a, b = x.split"),
     (lambda x: torch.linalg.norm(x, 1), r"torch.linalg.norm: that of matrices is no operation"),
     (lambda x: torch.round(x, decimals=0), r"a chain has no decimals= there; it is round"),
     (lambda x: torch.div(x, 2, rounding_mode="floor"), r"a chain has no rounding_mode= there"),
