@@ -7,6 +7,7 @@ scheduled on a machine without torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import takewhile
 
 from fusegen.axes import Atlas, Axes, CrossedAxesError, Shape, Value, flat
@@ -36,6 +37,7 @@ from fusegen.promotion import (
     kind_of,
     met_in,
     refuse_final,
+    refuse_integers,
     result_type,
 )
 from fusegen.stacking import require_alike, stacked
@@ -104,6 +106,8 @@ class _Binding:
                     self.running = self.running.with_former(dim, self.new.pop(i))
         atlas, result = self.atlas, self.running
         given = [self.kept[name] for name in self.chain.gives]
+        refuse_integers([self.kept[n][1] for n in {*self.chain.gives} - self.final])
+        refuse_integers([] if self.is_final else [self.dtype])
         windows = {atlas.numbers((axis,))[0]: window for axis, window in self.windows.items()}
         read = [name for name in self.chain.operands if name in self.found]
         domain = tuple(atlas.sizes[i] for i in atlas.order)
@@ -142,7 +146,7 @@ class _Binding:
     def _settled(self, place: Place) -> Place:
         operands = tuple((name, self._all_numbers(axes)) for name, axes in place.operands)
         axes, x = self._all_numbers(place.axes), self._all_numbers(place.x)
-        return Place(axes, x, operands, place.dtype, place.types)
+        return replace(place, axes=axes, x=x, operands=operands)
 
     def _names_only(self, at: int, step: Step) -> bool:
         """Whether a step only names a value or takes up a named one, which is then done."""
@@ -200,7 +204,7 @@ class _Binding:
             if name in self.final:
                 refuse_final(step, given[1])
             if parameter != COUNTER and name not in self.chain.drawn:  # a seed
-                told = name in self.given and holds_labels(self.chain, name)
+                told = holds_labels(self.chain, name)
                 check_type(step, parameter, name, given[1], self.dtype, has_labels=told)
             if definition.is_updated(parameter, attributes):
                 updated.append((parameter, name))
@@ -334,7 +338,8 @@ class _Binding:
             wide = [[a for a in ids if self.atlas.sizes[a] != 1] for ids in (have, wanted)]
             if wide[0] != wide[1]:
                 raise crossed(step, name, shape, running.shape, is_kept=name in self.kept)
-            return aligned if have == wanted else tuple(self._common(a, have) for a in aligned)
+            common = (tuple(i for i in self.atlas.resolve(a) if i in have) for a in aligned)
+            return aligned if have == wanted else tuple(common)
         if name in self.chain.drawn:
             self.found[name] = aligned
             return aligned
@@ -342,9 +347,6 @@ class _Binding:
         bare = tuple(running.along(a) for a in sorted(axes))
         self.found[name] = bare if is_bare else aligned[len(aligned) - len(shape) :]
         return aligned
-
-    def _common(self, axes: tuple[int, ...], have: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(a for a in self.atlas.resolve(axes) if a in have)
 
     def _grouped(
         self, step: Step, definition: Definition, operands: list[tuple[str, Axes]]

@@ -58,7 +58,8 @@ def explain(chain: Chain, target: str, situation: Situation, bandwidth: float) -
             lines += [f"d_{name} is d_{result}, as it comes" for name, result in module.passed]
         elif len(module.programs) == 1:
             fixed = {module.bound.dtype, found[-1].bound.dtype}.difference(FLOATING)
-            lines += ["", f"no backward: a result of {min(fixed)} has no gradient"]
+            of_whom = f"a result of {min(fixed)}" if fixed else "nothing that it reads"
+            lines += ["", f"no backward: {of_whom} has {'no' if fixed else 'a'} gradient"]
     lines.append("")
     for name, moved in totals.items():
         lines.append(f"{name} in all: {_bytes(moved)}, {_limit(moved, bandwidth)}")

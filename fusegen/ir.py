@@ -175,8 +175,9 @@ def primitive(op: str, *operands: Expr | Number) -> Expr:
     if not is_traced:
         check_kinds(op, args)
     kind: Kind = "truth" if op in COMPARISONS or op in CONNECTIVES else "number"
-    if op == "where" and args[1].kind == args[2].kind in ("whole", "index"):
-        kind = args[1].kind
+    same = {a.kind for a in args[op == "where" :]}
+    if op in ("where", "detach") and same in ({"whole"}, {"index"}):
+        (kind,) = same
     rank = None if is_traced else max(ranks, default=0)
     return make(op, args, extent=union(args), rank=rank, kind=kind)
 

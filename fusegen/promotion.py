@@ -30,6 +30,13 @@ Shape = tuple[int, ...]
 _WIDTH = {"bool": 0, "float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
 _DEFAULT = "float32"
 _EXACT = 2.0**24  # below it, every integer is a number of the default type
+# The numbers with which a type's values are compared; torch wraps what is out of its range.
+_RANGES: Mapping[str | None, tuple[float, float]] = {
+    **dict.fromkeys(("int32", "int64"), (1.0 - _EXACT, _EXACT - 1.0)),
+    "int16": (-(2.0**15), 2.0**15 - 1.0),
+    "int8": (-128.0, 127.0),
+    "uint8": (0.0, 255.0),
+}
 
 
 class Kind(NamedTuple):
@@ -67,6 +74,8 @@ def type_of(root: Expr, leaves: Mapping[Expr, Kind]) -> str:
 
 def _kind(node: Expr, args: list[Kind]) -> Kind:
     has_axes = any(a.has_axes for a in args)
+    if node.op == "detach" or (node.op == "reduce" and node.attrs[0] == "pick"):
+        return args[0]
     if node.op == "reduce":
         _promoted(args)  # not of integers alone
         return Kind(WHOLE, has_axes) if node.kind == "index" else args[0]
@@ -101,10 +110,11 @@ def _refuse_inexact(node: Expr, args: Sequence[Kind]) -> None:
     if _floating(args) or not any(a.dtype in INTEGERS for a in args):
         return
     numbers = [ir.constant(a) for a, kind in zip(node.args, args, strict=True) if not kind.dtype]
-    if len(numbers) != 1 or numbers[0] is None or abs(numbers[0]) >= _EXACT:
+    least, most = min(_RANGES[a.dtype] for a in args if a.dtype in INTEGERS)
+    if len(numbers) != 1 or numbers[0] is None or not least <= numbers[0] <= most:
         raise ArgumentError(
-            "integers are compared with floating tensors, or with a number below 2**24; convert "
-            "them first, for example ids.float(), or pass the condition"
+            "integers are compared with floating tensors, or with a number that their type has, "
+            "below 2**24; convert them first, for example ids.float(), or pass the condition"
         )
 
 
@@ -196,6 +206,16 @@ def check_parameter_type(step: Step, name: str, dtype: str, other: str) -> None:
             f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a mix "
             f"that torch refuses here; convert one of them, for example {name}.to(torch.{dtype})"
         )
+
+
+def refuse_integers(dtypes: Iterable[str]) -> None:
+    """Raise ArgumentError where results are integers that the chain was given."""
+    for dtype in dtypes:
+        if dtype in INTEGERS:
+            raise ArgumentError(
+                f"a result has the integers of {dtype} that the chain is given; take them from the "
+                "tensor itself, or let the chain convert them, for example to('float32')"
+            )
 
 
 def refuse_final(step: Step, dtype: str) -> NoReturn:

@@ -255,7 +255,9 @@ def _scaled(op: str) -> Callable[..., Expr]:
 
 
 def cast(x: Expr, dtype: object) -> Expr:
-    """x in a type, or in that of another value."""
+    """x in a type, or in that of another value; of bool, whether it is not 0."""
+    if str(dtype).removeprefix("torch.") == "bool":
+        return ir.primitive("ne", x, 0.0)
     if isinstance(dtype, TypeOf | Expr):
         return lookup("type_as")(x, dtype.value if isinstance(dtype, TypeOf) else dtype)
     return lookup("to")(x, dtype)
@@ -308,7 +310,8 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "size": size_of,
     "to": _moved,
     "type": cast,
-    "bool": lambda x: ir.primitive("ne", x, 0.0),
+    "bool": partial(cast, dtype="bool"),
+    "logical_not": lambda x: ~x if x.kind == "truth" else ir.primitive("eq", x, 0.0),
     "contiguous": _itself,
     "clone": _itself,
     **{name: partial(cast, dtype=dtype) for name, dtype in TYPES.items()},

@@ -155,7 +155,21 @@ REFUSED = {
     "normalised": ("layernorm", torch.uint8, {}, "nothing is computed of integers alone"),
     "one with another": ("add(n)", torch.int8, {"n": torch.int8}, "of integers alone"),
     "compared": ("lt(n)", torch.int8, {"n": torch.int8}, "integers are compared with floating"),
-    "compared with much": ("lt(16777216)", torch.int64, {}, "with a number below 2..24"),
+    "as they are": ("flatten(1)", torch.int64, {}, "a result has the integers of int64"),
+    "pooled": ("max_pool1d(2)", torch.int64, {}, "a result has the integers of int64"),
+    "given": (
+        "unsqueeze(0) | give(z) | div(2)",
+        torch.int64,
+        {},
+        "a result has the integers of int64",
+    ),
+        "unsqueeze(0) | give(z) | div(2)",
+        torch.int64,
+        {},
+        "a result has the integers of int64",
+    ),
+    "out of range": ("eq(200)", torch.int8, {}, "with a number that their type has"),
+    "compared with much": ("lt(16777216)", torch.int64, {}, "that their type has, below 2..24"),
     "as parameters": ("layernorm(n)", torch.float32, {"n": torch.int8}, "operand 'n' is int8"),
     "as conditions": (
         "masked_fill(n, 1)",
@@ -194,9 +208,49 @@ def test_a_type_without_a_kernel_is_told():
         fusegen.compile("gelu")(torch.ones(3, dtype=torch.complex64))
 
 
-def test_views_of_integers_are_views(device):
-    x = torch.arange(24, device=device).view(2, 3, 4)
-    assert torch.equal(fusegen.compile("flatten(1)")(x), x.flatten(1))
+SMALL, LARGE = torch.arange(250, 600), 2**24 + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["eq", "lt", "add", "sub", "mul", "div", "maximum"])
+def test_integers_are_rounded_to_the_type_of_what_they_meet(name, dtype, device):
+    n = torch.cat((SMALL, SMALL + 2000)).to(device)
+    values = (n - 1).to(dtype)
+    for text, given in ((f"{name}(n)", (values, n)), (f"{name}(x2)", (n, -values))):
+        fused = fusegen.compile(text)
+        assert torch.equal(fused(*given), fused.reference(*given)), text
+
+
+def test_integers_of_more_digits_are_what_eager_makes_of_them(device):
+    n = torch.full((4,), LARGE, dtype=torch.int32, device=device)
+    zero = torch.zeros(1, dtype=torch.float64, device=device)
+    for text, given in (
+        ("div(2) | add(z)", (n, zero)),
+        ("add(n)", (zero, n)),
+        ("operand(n) | to('float64') | add(z)", (zero.float(), n, zero)),
+    ):
+        fused = fusegen.compile(text)
+        assert torch.equal(fused(*given), fused.reference(*given)), text
+
+
+def test_parts_of_integers_are_taken(device):
+    def weighed(x, m):
+        first, second = m.chunk(2, -1)
+        a, b = x.chunk(2, -1)
+        return (a * first + b * second) * m[:, 0].float().unsqueeze(1) + m.detach()[:, 1:2].float()
+
+    def chosen(x, m):
+        return x * m.to(torch.bool) - torch.logical_not(m).float()
+
+    x, m = torch.rand(4, 8, device=device), integers((4, 8), torch.int64, device, most=2)
+    for function in (weighed, chosen):
+        torch.testing.assert_close(fusegen.compile(function)(x, m), function(x, m))
+
+
+def test_explain_tells_of_a_chain_without_gradients():
+    assert "nothing that it reads has a gradient" in fusegen.compile("div(255)").explain(
+        dtype="uint8"
+    )
 
 
 def test_what_is_read_once_is_read_in_its_own_type():
