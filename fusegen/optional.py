@@ -12,10 +12,13 @@ from fusegen.trace import trace
 
 
 class Optionals:
-    """Which parameters of a function, behind its first, are None unless a call gives a tensor."""
+    """Which parameters of a function, behind its first, are None unless a call gives a tensor; of
+    a chain that is no function, which is None, none.
+    """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        parameters = list(inspect.signature(function).parameters.values())[1:]
+    def __init__(self, function: Callable[..., Any] | None) -> None:
+        signature = inspect.Signature() if function is None else inspect.signature(function)
+        parameters = list(signature.parameters.values())[1:]
         self.order = tuple(p.name for p in parameters if p.kind != p.KEYWORD_ONLY)
         self.names = frozenset(p.name for p in parameters if p.default is None)
         self.function = function
@@ -34,8 +37,19 @@ class Optionals:
         told = {**given, **named}
         return (), {n: v for n, v in told.items() if v is not None or n not in self.names}
 
+    def chosen(
+        self, own: Any, operands: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """What the function is compiled to for these arguments, own where none of these parameters
+        is given, and the arguments.
+        """
+        operands, named = self.by_name(operands, named)
+        also = self.names.intersection(named)
+        return (self.compiled(type(own), also) if also else own), operands, named
+
     def compiled(self, compile: Callable[[Chain], Any], chosen: frozenset[str]) -> Any:
         """The function compiled for tensors in the place of some of them."""
+        assert self.function is not None
         if chosen not in self.found:
             fused = compile(trace(self.function, given=chosen))
             self.found[chosen] = functools.update_wrapper(fused, self.function, updated=())

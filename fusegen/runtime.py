@@ -77,7 +77,7 @@ class Fused:
         self._text, self._given, self._count = chain.text, chain.given, 1 + len(chain.gives)
         self._name = chain.recorded_name
         self._input = "x"  # what x may be called
-        self._optionals: Optionals | None = None  # of a function
+        self._optionals = Optionals(None)
         self._generator = build_key(generator())
 
     def __call__(
@@ -99,11 +99,9 @@ class Fused:
             if cast is not None:
                 return cast(x, *operands, out=out, **named)
         if named or len(operands) != len(self._given):
-            if self._optionals is not None:
-                operands, named = self._optionals.by_name(operands, named)
-                if chosen := self._optionals.names.intersection(named):
-                    given = self._optionals.compiled(Fused, chosen)
-                    return given(x, *operands, out=out, **named)
+            fused, operands, named = self._optionals.chosen(self, operands, named)
+            if fused is not self:
+                return fused(x, *operands, out=out, **named)
             operands = self._by_name(operands, named)
         if self._draws and not is_symbolic((x, *operands)):
             operands = self._with_seeds(x, operands)
@@ -273,6 +271,9 @@ class Fused:
     def reference(self, x: Tensor, *operands: Tensor, **named: Tensor) -> Any:
         """The same chain run with torch's own operations, one by one. What is drawn differs."""
         if named or len(operands) != len(self._given):
+            fused, operands, named = self._optionals.chosen(self, operands, named)
+            if fused is not self:
+                return fused.reference(x, *operands, **named)
             operands = self._by_name(operands, named)
         given: tuple[Any, ...] = (x, *operands)
         for name, value in zip(("x", *self._given), given, strict=True):

@@ -41,6 +41,8 @@ COMPILER = (
     *("g++", "-O0", "-std=c++17", "-fPIC", "-ffp-contract=off", "-w"),
     *("-fno-gnu-unique", "-U_FORTIFY_SOURCE"),
 )
+# Of the C++ library a linker reads less in an archive; where there is another linker, it is faster.
+LINKING = ("-static-libstdc++", *(["-fuse-ld=gold"] if shutil.which("ld.gold") else []))
 _LAUNCH = re.compile(r"(\w+)<<<(.*?),\s*stream>>>\((.*?)\);", re.DOTALL)
 _FOLLOW = re.compile(r"\bfollow\((\w+),\s+(.*?),\s+stream,\s+(.*?)\);", re.DOTALL)
 _TOGETHER = re.compile(r"cudaLaunchKernelEx\(&launch,\s*(?!kernel)(\w+),\s*(.*?)\);", re.DOTALL)
@@ -92,7 +94,7 @@ def build(text: str, folder: Path, processors: int = 6) -> ctypes.CDLL:
     facts = [f"-DPROCESSORS={processors}"]
     facts += ["-DRESIDENT_TOGETHER"] if _TOGETHER.search(text) else []
     header = _header(tuple(facts))
-    command = [*COMPILER, *facts, "-shared", "-static-libstdc++", "-include", str(header)]
+    command = [*COMPILER, *facts, "-shared", *LINKING, "-include", str(header)]
     command += [f"-I{header.parent}", "-o", str(library), str(file)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return ctypes.CDLL(str(library))

@@ -199,8 +199,7 @@ KINDS = {
     "fp32 channels_last": (torch.float32, True),
     "bf16": (torch.bfloat16, False),
 }
-_OPTIMISED = ("fp32", "fp32 channels_last")
-_KINDS = [pytest.param(k, marks=[pytest.mark.unoptimised] * (k not in _OPTIMISED)) for k in KINDS]
+_KINDS = [pytest.param(k, marks=[pytest.mark.unoptimised] * (k != "fp32")) for k in KINDS]
 
 
 @pytest.mark.parametrize("kind", _KINDS)

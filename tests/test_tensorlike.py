@@ -438,6 +438,7 @@ def test_a_function_has_tensors_that_a_call_may_give(names, by_name):
     for _ in range(2):  # a variant is found again
         found = fused(x, *operands, **named)
         torch.testing.assert_close(found, attended(x, *operands, **named))
+        torch.testing.assert_close(fused.reference(x, *operands, **named), found)
     chosen = {"mask", "bias"} & {*names.split(), *by_name.split()}
     assert [*fused._optionals.found] == [frozenset(chosen)] * bool(chosen)
 
