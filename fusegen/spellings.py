@@ -64,9 +64,14 @@ def _chunk(x: Expr, chunks: int, dim: int = 0) -> tuple[Expr, ...]:
     """Equal parts of an axis."""
     if not isinstance(chunks, int) or chunks < 1:
         raise ChainError(f"x.chunk: got {show_value(chunks)}, wanted how many parts, an integer")
-    apart = lookup("unflatten")(x, dim, (chunks, -1))
+    return _parted(x, dim, (chunks, -1))
+
+
+def _parted(x: Expr, dim: int, sizes: tuple[int, int]) -> tuple[Expr, ...]:
+    """The parts of an axis: how many, and how long each is."""
+    apart = lookup("unflatten")(x, dim, sizes)
     axis = dim - 1 if dim < 0 else dim
-    return tuple(lookup("select")(apart, axis, i) for i in range(chunks))
+    return tuple(lookup("select")(apart, axis, i) for i in range(sizes[0]))
 
 
 def _unbound(x: Expr, dim: int = 0) -> tuple[Expr, ...]:
@@ -87,7 +92,7 @@ class _Parts:
         asked, count = what_asks(sys._getframe(1))
         if asked != "UNPACK_SEQUENCE":
             raise NotKnownYet(f"x.split: {PARTS}; or take them apart, as in a, b = x.split(n, dim)")
-        return iter(_split(self.x, [self.size] * count, self.dim))
+        return iter(_parted(self.x, self.dim, (count, self.size)))
 
     def __getitem__(self, place: int) -> Expr:
         apart = lookup("unflatten")(self.x, self.dim, (-1, self.size))
@@ -105,9 +110,7 @@ def _split(x: Expr, sizes: Any, dim: int = 0) -> Sequence[Expr] | _Parts:
             f"x.split: got {show_value(sizes)}, wanted parts that are as long as each other, as in "
             "x.split(64, dim) or x.chunk(2, dim); take others of what the call is given"
         )
-    apart = lookup("unflatten")(x, dim, (len(sizes), sizes[0]))
-    axis = dim - 1 if dim < 0 else dim
-    return tuple(lookup("select")(apart, axis, i) for i in range(len(sizes)))
+    return _parted(x, dim, (len(sizes), sizes[0]))
 
 
 def _narrowed(x: Expr, dim: int, start: int, length: int) -> Expr:

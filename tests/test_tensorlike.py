@@ -159,6 +159,8 @@ def filmed(x, c):
 ASIDE: list[tuple[Callable[..., object], list[tuple[int, ...]]]] = [
     (lambda x, s, t: x * (1 + s.unsqueeze(1)) + t.unsqueeze(1), [(3, 5, 8), (3, 8), (3, 8)]),
     (lambda x, s: x * s[:, None], [(9, 9, 8), (9, 8)]),  # where it fits elsewhere as well
+    (lambda x, y: y.expand_as(x).sum(0) + x.amax(0), [(3, 4, 5), (4, 1)]),
+    (lambda x, y: torch.zeros_like(x) + y.expand(x.shape), [(3, 4, 5), (4, 1)]),
     (lambda x, t: F.silu(x + t[:, :, None, None]), [(2, 8, 5, 6), (2, 8)]),
     (lambda x, s, r: x * s[:, None, :, None, None] + r, [(2, 3, 4, 5, 6), (2, 4), (2, 3, 4, 5, 6)]),
     (modulated, [(3, 5, 8), (3, 16)]),
