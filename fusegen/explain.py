@@ -58,8 +58,8 @@ def explain(chain: Chain, target: str, situation: Situation, bandwidth: float) -
             lines += [f"d_{name} is d_{result}, as it comes" for name, result in module.passed]
         elif len(module.programs) == 1:
             fixed = {module.bound.dtype, found[-1].bound.dtype}.difference(FLOATING)
-            of_whom = f"a result of {min(fixed)}" if fixed else "nothing that it reads"
-            lines += ["", f"no backward: {of_whom} has {'no' if fixed else 'a'} gradient"]
+            why = f"a result of {min(fixed)} has no gradient" if fixed else "x has no gradient"
+            lines += ["", f"no backward: {why}"]
     lines.append("")
     for name, moved in totals.items():
         lines.append(f"{name} in all: {_bytes(moved)}, {_limit(moved, bandwidth)}")

@@ -117,7 +117,7 @@ def _narrowed(x: Expr, dim: int, start: int, length: int) -> Expr:
     return part_of(x, dim, slice(start, start + length))
 
 
-def _filled(x: Expr, fill_value: float, device: DeviceOf | None = None) -> Expr:
+def _filled(x: Expr, fill_value: float) -> Expr:
     """A number in x's shape and type: in the place of x where that is less than itself."""
     return lookup("where")(ir.primitive("lt", x, x), x, fill_value)
 
@@ -178,16 +178,21 @@ def _norm(x: Expr, p: float | str = 2.0, dim: Any = None, keepdim: bool = False)
     return lookup("norm")(x, 2.0 if p == "fro" else p, dim, keepdim=keepdim)
 
 
+def _told_of_spread(args: tuple[Any, ...]) -> dict[str, Any]:
+    """What torch's var and std are told by position: along which axes may be left out."""
+    names = ["dim", "unbiased", "keepdim"]
+    is_left_out = bool(args) and isinstance(args[0], bool)
+    return dict(zip(names[is_left_out:], args, strict=False))
+
+
 def _spread(name: str) -> Callable[..., Expr]:
     """var or std, which torch lets say too whether one is taken from the count."""
 
     def found(x: Expr, *args: Any, **kwargs: Any) -> Expr:
-        dims = args[:1] if args and not isinstance(args[0], bool) else ()
-        kwargs |= dict(zip(("unbiased", "keepdim"), args[len(dims) :], strict=False))
-        args = dims
-        if (is_unbiased := kwargs.pop("unbiased", None)) is not None:
-            kwargs["correction"] = 1 if is_unbiased else 0
-        return lookup(name)(x, *args, **kwargs)
+        told = _told_of_spread(args) | kwargs
+        if (is_unbiased := told.pop("unbiased", None)) is not None:
+            told["correction"] = 1 if is_unbiased else 0
+        return lookup(name)(x, **told)
 
     return found
 
@@ -196,9 +201,8 @@ def _spread_and_mean(name: str) -> Callable[..., tuple[Expr, Expr]]:
     """var or std, and the mean along the same axes."""
 
     def found(x: Expr, *args: Any, **kwargs: Any) -> tuple[Expr, Expr]:
-        dims = args[:1] if args and not isinstance(args[0], bool) else (kwargs.get("dim"),)
-        told = dict(zip(("unbiased", "keepdim"), args[1:], strict=False)) | kwargs
-        mean = lookup("mean")(x, *dims, keepdim=told.get("keepdim", False))
+        told = _told_of_spread(args) | kwargs
+        mean = lookup("mean")(x, told.get("dim"), keepdim=told.get("keepdim", False))
         return _spread(name)(x, *args, **kwargs), mean
 
     return found

@@ -93,7 +93,7 @@ def test_integers_are_met_as_eager_meets_them(case, layout, device):
         if "float32" not in text:
             exact = outcome(fused.reference, tensors, dtype=torch.float64)
         assert ours.result.dtype == eager.result.dtype
-        assert_as_accurate(ours, eager, exact, slack=16)
+        assert_as_accurate(ours, eager, exact)
 
 
 @pytest.mark.parametrize("name", INTEGERS)
@@ -107,8 +107,6 @@ def test_every_integer_becomes_what_eager_makes_of_it(name, dtype, device):
     text = str(dtype).removeprefix("torch.")
     cast = fusegen.compile(f"to({text!r})")
     assert torch.equal(cast(whole), whole.to(dtype))
-    # On a CPU torch multiplies with the number that the integer is, elsewhere and in memory with
-    # the nearest of the other's type.
     ones = torch.ones(whole.shape, dtype=dtype, device=device)
     product = fusegen.compile("mul(n)")
     assert torch.equal(product(ones, n=whole), ones * whole)
@@ -243,9 +241,7 @@ def test_parts_of_integers_are_taken(device):
 
 
 def test_explain_tells_of_a_chain_without_gradients():
-    assert "nothing that it reads has a gradient" in fusegen.compile("div(255)").explain(
-        dtype="uint8"
-    )
+    assert "no backward: x has no gradient" in fusegen.compile("div(255)").explain(dtype="uint8")
 
 
 def test_what_is_read_once_is_read_in_its_own_type():
