@@ -33,6 +33,7 @@ from fusegen.picking import Piece
 from fusegen.rowviews import RowView
 from fusegen.severalviews import SeveralView
 from fusegen.slidewise import with_winners
+from fusegen.streamedviews import StreamedView
 from fusegen.stridedviews import StridedBundleView
 from fusegen.target import STORAGE, Target
 from fusegen.views import KernelView
@@ -80,7 +81,7 @@ def emit(
         "leaves_columns": any(k.leaves_columns for k in by_rows)
         or any(k.leaves_columns for k in by_bundles)
         or any(k.leaves_columns for k in by_windows),
-        "leaves_totals": any(k.totals for k in by_rows),
+        "leaves_totals": any(k.totals and k.family == "column" for k in by_rows),
         "stores_sums": any(k.sums and k.kept for k in by_rows if k.family == "row"),
         "merges_within": any(s.within for k in by_lines if k.family == "finalise" for s in k.sums),
         "merges_beside": any(k.is_shifted and k.sums for k in by_rows)
@@ -314,6 +315,8 @@ _BY_TREE = ("inner", "outer", "window")
 
 def _reads_neighbours(kernel: KernelView) -> bool:
     """Whether packs of what varies along few groups begin anywhere in memory."""
+    if isinstance(kernel, StreamedView):
+        return bool(kernel.along_reads)
     if isinstance(kernel, RowView):
         found = kernel.reads_beside + (kernel.line_reads if kernel.family == "column" else [])
         is_apart = any(r not in kernel.packs_beside for r in found)
@@ -346,6 +349,8 @@ def _view_of(kernel: Kernel, target: Target) -> type[KernelView]:
         return SeveralView
     if not target.is_flat:
         return LineView
+    if kernel.is_streamed:
+        return StreamedView
     if kernel.tier is not None or kernel.family == "outer":
         return RowView
     return {"inner": InnerView, "finalise": FinaliseView}.get(kernel.family, PointwiseView)

@@ -79,6 +79,8 @@ def _program(module: Module, program: Program, bandwidth: float) -> tuple[list[s
         what = _WHAT[kernel.family]
         if kernel.family == "outer" and not kernel.sums:
             what = "element by element, down columns"
+        if kernel.is_streamed:
+            what = "rows turn by turn"
         if kernel.is_dealt:
             what += ", which lie in runs far apart"
         lines.append(f"  {kernel.name}: {what}; {_limit(size, bandwidth)}")

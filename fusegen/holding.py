@@ -22,7 +22,7 @@ from fusegen.kernel import Entry
 from fusegen.longrows import reduced_axes
 from fusegen.program import Program
 from fusegen.rowfacts import calls_functions, widest_of, words_of
-from fusegen.rowtiers import held_tier, holding_less
+from fusegen.rowtiers import held_tier, holding_less, streamed
 from fusegen.selecting import require_exact_positions
 from fusegen.shortruns import in_short_runs, leaves_lines_empty, lie_together
 from fusegen.signature import Rows, Signature
@@ -149,10 +149,12 @@ def _signature(
         apt = [r for r in held if r is None or not is_stripped or lie_together(r.axes, order)]
         if is_stripped and not any(apt):
             apt = [None]
-        found = apt[0] if len(apt) == 1 else _cheapest(program, plain, apt, bound)
-        if found is not None:
-            trial = replace(plain, rows=((program.name, found),))
-            found = holding_less(program, trial, bound, limits)
+        found = streamed(program, plain, options[0], bound, limits) if options else None
+        if found is None:
+            found = apt[0] if len(apt) == 1 else _cheapest(program, plain, apt, bound)
+            if found is not None:
+                trial = replace(plain, rows=((program.name, found),))
+                found = holding_less(program, trial, bound, limits)
         every = () if found is None else ((program.name, found),)
         tried = {domain for _, domain in options}
         rows += _with_smaller(program, replace(plain, rows=every), tried, bound, limits)

@@ -89,6 +89,17 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class Rescaling:
+    """What becomes of sums when a larger number is found than `before`: for each result of those
+    that depend on it, a factor.
+    """
+
+    largest: Expr
+    before: Expr
+    factors: tuple[tuple[Expr, Expr], ...]
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One kernel: its loop over `domain`, what it reads, accumulates and writes.
 
@@ -128,6 +139,7 @@ class Kernel:
     is_unpooled: bool = False  # with the places within their windows
     is_from_end: bool = False  # whether blocks start with the last elements, which a cache may have
     is_dealt: bool = False  # whether its rows lie in runs, one of every row after the other
+    rescaling: Rescaling | None = None  # of what its second stage adds up, where that can be told
 
     @property
     def buffers(self) -> list[Buffer]:
@@ -138,6 +150,11 @@ class Kernel:
     def left(self) -> tuple[tuple[Reduction, Buffer], ...]:
         """What goes to partials."""
         return (*self.sums, *self.stretches, *self.totals)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether rows are read turn by turn, and nothing of them is kept."""
+        return self.tier is not None and self.tier.is_streamed
 
     @property
     def has_gaps(self) -> bool:

@@ -33,6 +33,8 @@ def rewritten(
     roots += [e for r in reductions for e in (r.value, r.index) if e is not None]
     roots += [value for pairs in kernel.held for _, value in pairs]
     roots += [value for *_, value in kernel.ends]
+    scaling = kernel.rescaling
+    roots += [factor for _, factor in scaling.factors] if scaling else []
     new = rewrite(roots, [m.node for m in kernel.marks])
 
     def again(r: Reduction) -> Reduction:
@@ -48,6 +50,8 @@ def rewritten(
         marks=remarked(kernel.marks, new),
         held=tuple(tuple((leaf, new[v]) for leaf, v in pairs) for pairs in kernel.held),
         ends=tuple((name, leaf, new[value]) for name, leaf, value in kernel.ends),
+        rescaling=scaling
+        and replace(scaling, factors=tuple((r, new[f]) for r, f in scaling.factors)),
     )
 
 

@@ -18,6 +18,7 @@ from fusegen.kernel import Buffer, Family, Kernel, Reduction
 from fusegen.lower import remarked
 from fusegen.rowaxes import axes_to_hold, domain_of
 from fusegen.staging import Pass, finalise, partials, reduces_below, staged
+from fusegen.streaming import rescaling
 from fusegen.target import ITEM_BYTES
 from fusegen.tiers import Tier
 
@@ -93,7 +94,8 @@ def rowwise_kernel(
             stretches += more
             state.resolve(known)
     below = reduces_below(state.pending.values())
-    is_apt = family == "column" and tier is not None and left is None and not kept
+    is_alone = tier is not None and (family == "column" or tier.is_streamed)
+    is_apt = is_alone and left is None and not kept
     totals, known = partials(state, [r for r in below if is_apt and is_total(r)], ())
     state.resolve(known)
     below = reduces_below(state.pending.values())
@@ -104,6 +106,8 @@ def rowwise_kernel(
         return
     stages, leaf_of, values = staged(state, roots)
     stages = _alike_together(stages)
+    is_found = tier is not None and family == "row" and not state.is_exact
+    rescaled = rescaling(stages, state.fresh) if is_found else None
     values = values[: len(roots) - len(results)]
     late = [len(stages)] * (len(values) - len(summed))
     levels = [_level_of(v, stages) for v in values[: len(summed)]] + late
@@ -123,13 +127,17 @@ def rowwise_kernel(
     spares_dear = tier is None or tier.has_room_for(read + 1)
     is_single = tier is not None and tier.lanes == 1 and family == "row"
     apart = axes if is_single or family == "column" else frozenset()
-    work = carry(
-        *(alone, levels, domain, state.fresh),
-        is_on_chip=tier is not None,
-        spares_dear=spares_dear,
-        narrow=narrow,
-        apart=apart,
-        few_apart=0 if is_single else 1,
+    work = (
+        alone
+        if tier is not None and tier.is_streamed
+        else carry(
+            *(alone, levels, domain, state.fresh),
+            is_on_chip=tier is not None,
+            spares_dear=spares_dear,
+            narrow=narrow,
+            apart=apart,
+            few_apart=0 if is_single else 1,
+        )
     )
     is_shared = tier is not None and tier.is_shared and len(stages) == 1
     is_full = tier is not None and tier.is_full and read * tier.elements > _MOST_CARRIED
@@ -185,6 +193,7 @@ def rowwise_kernel(
             stretches=tuple(stretches),
             totals=totals,
             in_place=tuple((in_place or {}).items()),
+            rescaling=rescaled,
         )
     )
     if sums:

@@ -332,39 +332,39 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in (CPP, CUDA)}
 # Names that generated code uses itself, and the words and functions of its languages. An operand
 # that has one of them, or looks like a derived name, is called <name>_operand there.
 _SPOKEN_FOR = """
-    a about above abs acos acosh across add add_if add_square add_to_columns again alignas aligned
-    alignof alike alike_step all all_drift all_squares along along_groups and answers apart argmax
-    args asin asinh asm assemble at at_1 at_2 at_3 atan atanh auto await_word b base base_element
-    base_inner base_middle base_outer beats before begin behind beside best better beyond bfloat16
-    bit bits bits_of block blockDim blockIdx blocks blocks_of bool both bottom bounded_div break
-    bundle bundles by candidate case catch ceil ceil_divide cell cells centre char class clock code
-    coefficient column column_block columns columns_together combine combine_across combine_team
-    compl const constexpr continue cos cosh count count_of counted counts cudaGetErrorString d deal
-    decltype default definition delete device dim3 distance distance_1 distance_2 distance_3
-    distances divide do double draw draw_singly drift dynamic_cast e each early edge edge_lane edges
-    element elements elements_of else end enter_row enum erf erf_of error_text excess exchange exp
-    exp2 exp2_flushed exp_of expect explicit expm1 exponent export extern f fabs fabsf factor false
-    families far few finish finite first first_element first_inner first_middle first_outer fit
-    float float16 floor fma fmaf fold folded follow for found friend from from_element from_inner
-    from_middle from_outer further gamma gap gather given goto gridDim guard half head here high
-    home i if index inline inner int int4 inverse inverse_length is_beside is_edge is_here is_it
-    is_live is_low j j0 j1 jn join kept kernel lane lanes lanes_for larger largest last launch least
-    leave leave_sums leave_total left left_of length lengths line lines linux load load_again
-    load_anywhere load_around load_singly load_some log log10 log1p log2 long low lower lowest
-    magnitude main max may_cross meeting memory merge merge_beside merge_columns merge_moments
-    merge_numbers merge_slots merge_tree merge_trees methods min mine minimum mixed moments
-    moments_about more most most_beside most_bytes move mutable n namespace narrow
+    a about above abs acos acosh across add add_if add_square add_to_columns add_up again alignas
+    aligned alignof alike alike_step all all_drift all_squares along along_groups and answers apart
+    argmax args asin asinh asm assemble at at_1 at_2 at_3 atan atanh auto await_word b base
+    base_element base_inner base_middle base_outer beats before begin behind beside best better
+    beyond bfloat16 bit bits bits_of block blockDim blockIdx blocks blocks_of bool both bottom
+    bounded_div break bundle bundles by candidate case catch ceil ceil_divide cell cells centre char
+    class clock code coefficient column column_block columns columns_together combine combine_across
+    combine_team compare compl const constexpr continue cos cosh count count_of counted counts
+    cudaGetErrorString d deal decltype default definition delete device dim3 distance distance_1
+    distance_2 distance_3 distances divide do double draw draw_singly drift dynamic_cast e each
+    early edge edge_lane edges element elements elements_of else end enter_row enum erf erf_of
+    error_text excess exchange exp exp2 exp2_flushed exp_of expect explicit expm1 exponent export
+    extern f fabs fabsf factor false families far few finish finite first first_element first_inner
+    first_middle first_outer fit float float16 floor fma fmaf fold folded follow for found friend
+    from from_element from_inner from_middle from_outer further gamma gap gather given goto gridDim
+    guard half head here high home i if index inline inner int int4 inverse inverse_length is_beside
+    is_edge is_here is_it is_live is_low j j0 j1 jn join kept kernel lane lanes lanes_for larger
+    largest last launch least leave leave_sums leave_total left left_of length lengths line lines
+    linux load load_again load_anywhere load_around load_singly load_some log log10 log1p log2 long
+    low lower lowest magnitude main max may_cross meeting memory merge merge_beside merge_columns
+    merge_moments merge_numbers merge_slots merge_tree merge_trees methods min mine minimum mixed
+    moments moments_about more most most_beside most_bytes move mutable n namespace narrow
     narrow_bounded_div narrow_div narrow_expm1 narrow_log1p narrow_pow narrow_sigmoid narrow_sqrt
     narrow_tanh near needed new next noexcept normal not nullptr number offset oldest on_each
     operator or order other out outer output outside own p pack packs pad padded pair part partial
     partials parts passing past pick picked piece piece_length pieces pieces_of pitch place places
     polynomial position position_of_best pow power power_of_two previous private protected public q
-    r rank ratio reach register resident_blocks rest result results return rint room root round
-    rounded rounded_to row row_block row_cells rows rows_of_block rows_together rr rsqrt run scatter
-    scratch seed send send_all send_around send_off send_own send_packs send_row send_rows send_tile
-    settle share shared shared_bytes shares shift short side sides sigmoid sign signal signed sin
-    sinh size size_of sizeof sizes slot slot_before slots slots_of slots_of_rows special split sqrt
-    squares start static std stderr stdin stdout step stepped stepped_on store store_all
+    r rank ratio reach register rescale resident_blocks rest result results return rint room root
+    round rounded rounded_to row row_block row_cells rows rows_of_block rows_together rr rsqrt run
+    scatter scratch seed send send_all send_around send_off send_own send_packs send_row send_rows
+    send_tile settle share shared shared_bytes shares shift short side sides sigmoid sign signal
+    signed sin sinh size size_of sizeof sizes slot slot_before slots slots_of slots_of_rows special
+    split sqrt squares start static std stderr stdin stdout step stepped stepped_on store store_all
     store_anywhere store_some stored stream stretch stretch_length stride strip strip_width strips
     struct subnormal sum sum_of sum_of_warps sums switch t tail take taken tan tanh target task
     tasks template tensor term theirs then this thread threadIdx threads throw tile time to together
@@ -376,9 +376,9 @@ _SPOKEN_FOR = """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 # How derived names begin and end.
 _BEGINNINGS = """
-    _ above_ after_ axis_ backward base_axis_ beside_ carried count_of_ d_ forward from_axis_ given_
-    held is_ kept_ maximum mean new_ peak picked_ position_ run_ spreads_ stretched_ sums_ total
-    variance window winner
+    _ above_ add_to_ after_ axis_ backward base_axis_ beside_ carried count_of_ d_ forward
+    from_axis_ given_ held is_ kept_ maximum mean new_ peak picked_ position_ run_ spreads_
+    stretched_ sums_ total variance window winner
 """
 _ENDINGS = """
     _ahead _along _block _blocks _column _columns _early _edge _edges _from _here _high _in _lanes

@@ -154,8 +154,9 @@ class Tier:
     are: noise that is drawn where it is used, and what is wanted only behind a row's reductions.
     asked is how many packs of each tensor a thread asks for as their row begins, where shared
     memory has no room for more of it than the others. alike says by how many neighbours all have
-    the same of what varies along a row, but not along all of it. room is how many bytes of shared
-    memory a block may have.
+    the same of what varies along a row, but not along all of it. is_streamed says that rows of any
+    length are read turn by turn, of so many elements a thread, and not held. room is how many bytes
+    of shared memory a block may have.
     """
 
     elements: int
@@ -183,6 +184,7 @@ class Tier:
     at_use: tuple[str, ...] = ()
     asked: int = 0
     alike: int = 1
+    is_streamed: bool = False
     room: int = 2 * MOST_SHARED_BYTES
 
     @property

@@ -275,6 +275,9 @@ WHOLE = [
     ("add(whole) | layernorm(w)", (37, 1000), [(37, 1000), (1000,)]),
     ("add(whole) | softmax(1)", (3, 19, 7, 33), [(3, 19, 7, 33)]),
     ("mul(whole) | max_pool2d(2)", (2, 8, 6, 16), [(6, 16)]),
+    # Rows turn by turn.
+    ("cross_entropy(t, weight)", (300, 8195), [(300,), (8195,)]),
+    ("add(b) | logsumexp(-1)", (1600, 9000), [(9000,)]),
 ]
 
 

@@ -126,6 +126,10 @@ CASES = {
         "to(bfloat16) | div(255) | sub_channel(mean) | div_channel(std)",
         Situation(shape=(64, 3, 224, 224), dtype="uint8"),
     ),
+    "cross_entropy_of_long_rows_bfloat16": (
+        "cross_entropy(labels)",
+        Situation(shape=(2048, 50257), dtype="bfloat16"),
+    ),
     "layernorm_of_positions": (
         "add(p) | layernorm(weight, bias)",
         Situation(shape=(4, 197, 768), operands={"p": (197, 768)}),
