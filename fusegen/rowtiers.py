@@ -52,6 +52,7 @@ _WARP = 32
 # Rows of one tensor of two bytes, where a thread holds so many elements and a multiprocessor has so
 # many threads: rms_norm over 128 takes 1.03 copies on an H200 where shares of 32 take 1.05.
 _SHORT_ROWS, _SHORT_SHARE, _SHORT_RESIDENT = (64, 128, 256), 16, 1024
+
 # Rows that are read turn by turn are longer than this, so many for each multiprocessor. Packs of
 # a thread's turn, and threads of a multiprocessor, by the bytes of the widest element, and whether
 # rows are so many that blocks of few turns keep it at work. Measured on an H200: cross entropy over
@@ -59,6 +60,7 @@ _SHORT_ROWS, _SHORT_SHARE, _SHORT_RESIDENT = (64, 128, 256), 16, 1024
 # over 8,192 and less these are as fast or faster.
 _LONGEST_NOT_STREAMED, _FEW_STREAMED, _MANY_STREAMED = 8192, 2, 12
 _STREAMED_THREADS = 256
+_PACKS_OF_SEVERAL, _RESIDENT_OF_SEVERAL = 4, 1024  # where several tensors vary along a row
 _STREAMED: Mapping[tuple[int, bool], tuple[int, int]] = {
     (2, True): (2, 2048),
     (2, False): (4, 1024),
@@ -263,8 +265,11 @@ def streamed(
     widest = max(widest_of(program, axes, dict(plain.dtypes), domain), _NARROW_BYTES)
     if widest > _FLOAT_BYTES:
         return None
+    tensors = sum(bool(leaf.extent & axes) for leaf in program.graph.inputs)
     has_many = count >= _MANY_STREAMED * limits.processors
     packs, resident = _STREAMED[widest, has_many]
+    if tensors > 1:
+        packs, resident = max(1, _PACKS_OF_SEVERAL // tensors), _RESIDENT_OF_SEVERAL
     lanes = PACK_BYTES // widest
     elements, threads = packs * lanes, _STREAMED_THREADS
     tier = Tier(elements, elements, lanes, threads, elements * threads, resident=resident)
