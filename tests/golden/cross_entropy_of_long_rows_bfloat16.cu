@@ -284,7 +284,7 @@ forward_row(const bfloat16* x, const int64_t* labels, Sum<float>* __restrict__ t
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   const Positions<int32_t> position_along{};
-  constexpr int kLanes = 8, kPacks = 2;
+  constexpr int kLanes = 8, kPacks = 2, kThreads = 256;
   __shared__ float cells[2][16];
   const Index row = blockIdx.x, length = sizes.inner.value, base = row * length, end = base + length;
   const Index outer = row;
@@ -292,7 +292,7 @@ forward_row(const bfloat16* x, const int64_t* labels, Sum<float>* __restrict__ t
   Peak<float> peaks_1[1];
   Sum<float> sums_2[2];
   // The largest number of the turns so far; beside infinitely small ones, what is added up is 0.
-  float peak_before_value = -INFINITY, peak_value = 0;
+  float peak_value = 0;
   const auto compare = [&](Index inner, float x_value) {
     float peak_term_value;
     forward_row_stage_1(x_value, peak_term_value);
@@ -310,14 +310,13 @@ forward_row(const bfloat16* x, const int64_t* labels, Sum<float>* __restrict__ t
     forward_row_stage_2_total_3(position_along_value, labels_value, x_value, total_3_term_value);
     sums_2[1].add(total_3_term_value);
   };
-  const auto rescale = [&] {
+  const auto rescale = [&](float peak_before_value) {
     const float best = peaks_1[0].best;
     peak_value = best;
     float total_4_scale_value;
     forward_row_rescale(peak_before_value, peak_value, total_4_scale_value);
     const bool is_first = peak_before_value == -INFINITY && best != -INFINITY;
     sums_2[0].total *= is_first ? float(0) : total_4_scale_value;
-    peak_before_value = best;
   };
   // Packs start at multiples of their size; what stands before and behind them goes one by one.
   const Index head = min(end, (base + kLanes - 1) / kLanes * kLanes);
@@ -326,33 +325,34 @@ forward_row(const bfloat16* x, const int64_t* labels, Sum<float>* __restrict__ t
     const Index i = threadIdx.x < head - base ? base + threadIdx.x : tail + threadIdx.x - (head - base);
     const Index place = i - base;
     compare(place, widen(x[i]));
-    if (peaks_1[0].best != peak_before_value) rescale();
+    if (peaks_1[0].best != -INFINITY) rescale(-INFINITY);
     add_up(place, widen(x[i]));
     add_to_total_3(place, widen(x[i]));
   }
-  for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+  for (Index from = threadIdx.x; from < packs; from += kThreads * kPacks) {
+    const float before = peaks_1[0].best;
     Pack<bfloat16, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = head + (from + p * blockDim.x) * kLanes;
-      if (i >= tail) break;
+      const Index pack = from + p * kThreads, i = head + pack * kLanes;
+      if (pack >= packs) break;
       x_in[p] = load<kLanes>(x + i);
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = head + (from + p * blockDim.x) * kLanes;
-      if (i >= tail) break;
+      const Index pack = from + p * kThreads, i = head + pack * kLanes;
+      if (pack >= packs) break;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) compare(i - base + lane, widen(x_in[p], lane));
     }
-    if (peaks_1[0].best != peak_before_value) rescale();
+    if (peaks_1[0].best != before) rescale(before);
     // Added up a turn at a time: a sum that runs through all of them would lose digits.
     const Sum<float> total_4_mine = sums_2[0];
     sums_2[0] = Sum<float>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = head + (from + p * blockDim.x) * kLanes;
-      if (i >= tail) break;
+      const Index pack = from + p * kThreads, i = head + pack * kLanes;
+      if (pack >= packs) break;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) add_up(i - base + lane, widen(x_in[p], lane));
       if (static_cast<Index>(labels_value) - (i - base) < kLanes) {
@@ -363,8 +363,9 @@ forward_row(const bfloat16* x, const int64_t* labels, Sum<float>* __restrict__ t
     sums_2[0].merge(total_4_mine);
   }
   // What each thread has, beside the largest number of all.
+  const float mine = peaks_1[0].best;
   combine<8, true>(peaks_1, cells[0]);
-  rescale();
+  rescale(mine);
   combine<8, true>(sums_2, cells[1]);
   const float total_4_value = sums_2[0].total;
   const float total_3_value = sums_2[1].total;
@@ -494,10 +495,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
   const int device = static_cast<int>(a[6]);
   const DeviceGuard guard(device);
-  const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
-      forward_row_length = static_cast<int64_t>(sizes.inner.value);
   const dim3 forward_row_block(256);
-  const int64_t forward_row_tasks = forward_row_rows;
+  const int64_t forward_row_tasks = static_cast<int64_t>(sizes.outer.value);
   const int64_t forward_row_slots = forward_row_tasks;
   const int64_t total_partials_slots = forward_row_slots;
   const int64_t total_2_partials_slots = forward_row_slots;
