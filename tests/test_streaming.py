@@ -9,6 +9,7 @@ from emulator import run
 
 import fusegen
 from fusegen.describe import Situation, modules, sources
+from fusegen.explain import explain
 from fusegen.target import Limits
 
 FEW = {"processors": 2}
@@ -49,6 +50,15 @@ def test_nothing_of_a_row_is_kept(chain, shape, operands, more, tmp_path: Path) 
     for have, want in zip(done.results, done.expected, strict=True):
         error = (have.double() - want).abs().max() / (want.abs().max() + 0.1)
         assert error < tolerance
+
+
+def test_a_row_may_have_gaps_before_and_behind_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    done = run(SOFT, (5, 3, 9000), [(5, 3, 9000)], tmp_path, has_gaps=True, **FEW)
+    assert "Pitched<" in done.text
+    assert "const auto rescale" in done.text
+    for have, want in zip(done.results, done.expected, strict=True):
+        assert (have.double() - want).abs().max() / (want.abs().max() + 0.1) < 3e-6
 
 
 def special_rows(length: int) -> torch.Tensor:
@@ -102,6 +112,11 @@ def test_long_rows_of_every_device_are_read_so_where_they_are_many() -> None:
 )
 def test_rows_are_held_where_what_is_added_up_is_not_rescaled(chain: str) -> None:
     assert not is_streamed(chain, (1000, 32000))
+
+
+def test_it_is_told_how_rows_are_read() -> None:
+    told = explain(fusegen.chain("cross_entropy(t)"), "cuda", Situation((1000, 32000)), 4290.0)
+    assert "forward_row: rows turn by turn;" in told
 
 
 def test_losses_are_added_up_by_who_merges_partials() -> None:
