@@ -65,6 +65,8 @@ def type_of(root: Expr, leaves: Mapping[Expr, Kind]) -> str:
 
     Raises ArgumentError for a difference of bools, which torch refuses.
     """
+    if _meets_part(root, leaves):
+        return _DEFAULT
     kinds = dict(leaves)
     for node in ir.topological([root]):
         if node not in kinds:
@@ -99,22 +101,29 @@ def _kind(node: Expr, args: list[Kind]) -> Kind:
     return Kind(_promoted(args[1:] if node.op == "where" else args), has_axes)
 
 
+def _meets_part(root: Expr, leaves: Mapping[Expr, Kind]) -> bool:
+    """Whether integers alone meet a number that is none, such as 0.5, and nothing else happens."""
+    found = [leaves[a].dtype in INTEGERS for a in root.args if a in leaves]
+    numbers = [n for a in root.args if (n := ir.constant(a)) is not None]
+    is_one = found == [True] and root.op in ("add", "sub", "mul", "pow")
+    return is_one and any(n % 1 != 0 for n in numbers)
+
+
 def _floating(args: Iterable[Kind]) -> list[Kind]:
     return [a for a in args if a.dtype in FLOATING]
 
 
 def _refuse_inexact(node: Expr, args: Sequence[Kind]) -> None:
-    """Raise ArgumentError where integers are compared that may not be numbers of a floating type:
-    with each other, or with a large number.
-    """
-    if _floating(args) or not any(a.dtype in INTEGERS for a in args):
+    """Raise ArgumentError where integers are compared with a number that no float may be."""
+    found = [a.dtype in INTEGERS for a in args]
+    if _floating(args) or not any(found) or all(found):
         return
     numbers = [ir.constant(a) for a, kind in zip(node.args, args, strict=True) if not kind.dtype]
     least, most = min(_RANGES[a.dtype] for a in args if a.dtype in INTEGERS)
     if len(numbers) != 1 or numbers[0] is None or not least <= numbers[0] <= most:
         raise ArgumentError(
-            "integers are compared with floating tensors, or with a number that their type has, "
-            "below 2**24; convert them first, for example ids.float(), or pass the condition"
+            "integers are compared with tensors, or with a number that their type has, below "
+            "2**24; convert them first, for example ids.float(), or pass the condition"
         )
 
 
@@ -124,8 +133,8 @@ def _promoted(args: Sequence[Kind]) -> str | None:
     floating = _floating(args)
     if not floating and any(a.dtype in INTEGERS for a in args):
         raise ArgumentError(
-            "nothing is computed of integers alone, but for a quotient, a comparison and a cast; "
-            "convert them first, for example mask.float(), or in text to('float32')"
+            "nothing is computed of integers alone, but for a quotient, a comparison, a cast, and "
+            "x * 0.5 or the like; convert them first, as mask.float() or in text to('float32')"
         )
     for group in (floating, list(args)):
         for has_axes in (True, False):

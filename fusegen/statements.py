@@ -168,6 +168,7 @@ def element_function(
     nodes = ir.topological(roots)
     writer.uses.update(a for node in nodes for a in node.args)
     writer.taken.update(n for n, _ in results)
+    writer.compared |= _compared(nodes)
     leaves = _leaves(nodes)
     for leaf in leaves:
         writer.name(leaf, leaf_name(leaf, group_names))
@@ -186,8 +187,8 @@ def element_function(
             writer.text.setdefault(expr, result)
     return ElementFunction(
         name,
-        tuple((_type_of(leaf, compute), writer.text[leaf]) for leaf in leaves),
-        tuple((_type_of(expr, compute), result) for result, expr in results),
+        tuple((writer.type_of(leaf), writer.text[leaf]) for leaf in leaves),
+        tuple((writer.type_of(expr), result) for result, expr in results),
         tuple(writer.lines),
     )
 
@@ -196,9 +197,15 @@ def _leaves(nodes: Iterable[Expr]) -> list[Expr]:
     return [n for n in nodes if n.op in ("input", "count", "position", "covered")]
 
 
-def _type_of(node: Expr, compute: str) -> str:
-    others = {"truth": "bool", "index": "int", "noise": STORAGE["noise"]}
-    return others.get(node.kind, compute)
+def _compared(nodes: Iterable[Expr]) -> set[Expr]:
+    """The integers that are compared with other integers: all of their digits matter."""
+    met = [n for n in nodes if n.op in ir.COMPARISONS and {a.kind for a in n.args} == {"whole"}]
+    waiting, found = [a for n in met for a in n.args], set[Expr]()
+    while waiting:
+        node = waiting.pop()
+        found.add(node)
+        waiting += [a for a in node.args if a.kind == "whole"]
+    return found
 
 
 def _needed(op: str, place: int) -> int:
@@ -236,6 +243,12 @@ class _Writer:
         self.text: dict[Expr, str] = {}
         self.uses: Counter[Expr] = Counter()
         self.taken: set[str] = set()
+        self.compared: set[Expr] = set()
+
+    def type_of(self, node: Expr) -> str:
+        """The type in which a node takes part in arithmetic."""
+        others = {"truth": "bool", "index": "int", "noise": STORAGE["noise"]}
+        return STORAGE["int64"] if node in self.compared else others.get(node.kind, self.compute)
 
     def name(self, node: Expr, wanted: str) -> str:
         name, n = wanted, 1
@@ -253,7 +266,7 @@ class _Writer:
             return
         spelled = self.spelled(node)
         name = self.name(node, wanted)
-        self.lines.append(f"const {_type_of(node, self.compute)} {name} = {spelled};")
+        self.lines.append(f"const {self.type_of(node)} {name} = {spelled};")
 
     def prepare(self, root: Expr) -> None:
         """Lines for everything below the root that is used twice or would make a line too long."""
@@ -279,6 +292,8 @@ class _Writer:
             is_bare = binding >= _needed(node.op, place)
             if arg.kind == "noise":
                 text, is_bare = f"uniform({text})", True
+            if arg in self.compared and node.op in ir.CASTS:
+                text, is_bare = f"static_cast<{self.compute}>({text})", True
             if text.startswith("-") and node.op in ("neg", "sigmoid"):
                 is_bare = False  # two minus signs would be one operator
             args.append(text if is_bare else f"({text})")

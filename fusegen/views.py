@@ -198,8 +198,8 @@ class KernelView(Indexing):
 
     def value_type(self, name: str) -> str:
         """The type in which a leaf or result takes part in arithmetic."""
-        pairs = [p for f in self.functions for p in f.leaves + f.results]
-        return next((kind for kind, n in pairs if n == name), self.compute)
+        kinds = [kind for f in self.functions for kind, n in f.leaves + f.results if n == name]
+        return max(kinds, key=STORAGE["int64"].__eq__, default=self.compute)
 
     @property
     def functions(self) -> list[ElementFunction]:

@@ -25,6 +25,8 @@ _LAST = "channels_last"
 _IN_16 = {"dtype": "bfloat16"}
 _FEW = {"processors": 16}
 _LITTLE_ROOM = {"shared_bytes": 99 << 10}
+_CAUSAL = "keep(y) | operand(q) | lt(k) | keep(c) | recall(y) | masked_fill(c, -1)"
+_COMPARED = {"types": {"q": "int64", "k": "int32"}}
 # So many tensors that every row reads do not fit on the chip.
 _MANY = f"layernorm(w, b) | {' | '.join(f'add(a{i})' for i in range(9))}"
 _TRAINED = "batch_norm(weight=w, bias=b, training=True)"
@@ -79,6 +81,12 @@ CASES = [
     ("mul(m) | softmax(1)", (3, 4, 6, 10), [(3, 4, 6, 10)], {"types": {"m": "int64"}}, "column"),
     ("mul(m) | max_pool2d(2)", (2, 8, 6, 16), [(6, 16)], {"types": {"m": "int64"}}, ""),
     ("mul(m) | sum(0)", (70, 96), [(70, 96)], _IN_16 | {"types": {"m": "int64"}}, ""),
+    # Integers that are compared with others: by position, element by element, in rows and columns.
+    (f"{_CAUSAL} | softmax(-1)", (37, 64), [(37, 1), (64,)], _COMPARED, "row"),
+    (f"{_CAUSAL} | gelu", (67, 33), [(67, 33), (67, 33)], _COMPARED, ""),
+    (f"{_CAUSAL} | softmax(1)", (3, 19, 7, 33), [(3, 19, 7, 33)] * 2, _IN_16 | _COMPARED, "column"),
+    (f"{_CAUSAL} | mul(q) | sum(0)", (70, 96), [(70, 96), (96,)], _COMPARED, ""),
+    (f"{_CAUSAL} | max_pool2d(2)", (2, 8, 6, 16), [(6, 16), (8, 6, 16)], _COMPARED, ""),
     # Where the largest stands, in rows and strided ones.
     ("gelu | argmax(-1)", (37, 63), [], {}, "row"),
     ("argmin(1)", (9, 1000), [], _IN_16, "row"),

@@ -46,6 +46,15 @@ CASES = {
     ),
     "x that is compared": ("keep(y) | gt(3) | where(a, b)", [(X, "int32"), (X, None), ((), None)]),
     "compared with x": ("keep(y) | gt(n) | where(y, 0.5)", [(X, None), (X, "int16")]),
+    "positions that are compared": (
+        "keep(y) | operand(q) | lt(k) | keep(c) | recall(y) | masked_fill(c, -1e4) | softmax(-1)",
+        [(X, None), ((6, 1), "int64"), ((10,), "int32")],
+    ),
+    "compared, and added": (
+        "add(n) | keep(y) | operand(n) | eq(m) | keep(c) | recall(y) | masked_fill(c, 0.5)",
+        [(X, None), (X, "int64"), (X, "uint8")],
+    ),
+    "halved": ("mul(0.5) | add_channel(b)", [(X, "int64"), (CHANNELS, None)]),
     "alone": (
         "keep(y) | operand(mask) | to('float32') | sum(-1, keepdim=True) | keep(n) | recall(y) | "
         "mul(mask) | sum(-1, keepdim=True) | div(n)",
@@ -121,6 +130,29 @@ def test_integers_are_compared_with_a_number(compare, device):
         assert torch.equal(found, getattr(operator, compare)(x, number))
 
 
+@pytest.mark.parametrize("compare", ["lt", "le", "gt", "ge", "eq", "ne"])
+@pytest.mark.parametrize("other", INTEGERS)
+def test_integers_are_compared_with_others_by_all_of_their_digits(compare, other, device):
+    kind = getattr(torch, other)
+    many = [0, 1, -1, 2**24 + 1, 2**24, 2**53 + 1, 2**53, -(2**62) - 1, 127, 255]
+    x = torch.tensor(many, device=device)
+    n = x.roll(1).to(kind).repeat(2)
+    x = torch.cat((x, x))
+    assert torch.equal(fusegen.compile(f"{compare}(n)")(x, n), getattr(operator, compare)(x, n))
+
+
+def test_a_function_makes_causal_and_segment_masks_of_integers(device):
+    def scores(x, query, key, mine, others):
+        x = x.masked_fill(key[None] > query[:, None], float("-inf"))
+        return torch.where(mine[:, :, None] == others[:, None], x, -1e4).softmax(-1)
+
+    x = torch.randn(3, 7, 7, device=device)
+    places = torch.arange(7, device=device)
+    segments = integers((3, 7), torch.int64, device, most=2)
+    given = x, places, places.clone(), segments, segments.clone()
+    torch.testing.assert_close(fusegen.compile(scores)(*given), scores(*given))
+
+
 def test_a_model_that_pools_tokens_by_its_mask(device):
     def pooled(x, mask):
         weights = mask.unsqueeze(-1).float()
@@ -152,7 +184,9 @@ REFUSED = {
     "where it is": ("argmax(1)", torch.int64, {}, "nothing is computed of integers alone"),
     "normalised": ("layernorm", torch.uint8, {}, "nothing is computed of integers alone"),
     "one with another": ("add(n)", torch.int8, {"n": torch.int8}, "of integers alone"),
-    "compared": ("lt(n)", torch.int8, {"n": torch.int8}, "integers are compared with floating"),
+    "compared with conditions": ("eq(n)", torch.int8, {"n": torch.bool}, "compared with tensors"),
+    "bounded": ("minimum(2.5)", torch.int64, {}, "nothing is computed of integers alone"),
+    "in an activation": ("leaky_relu(0.1)", torch.uint8, {}, "nothing is computed of integers"),
     "as they are": ("flatten(1)", torch.int64, {}, "a result has the integers of int64"),
     "pooled": ("max_pool1d(2)", torch.int64, {}, "a result has the integers of int64"),
     "given": (
