@@ -27,14 +27,16 @@ _WIDENED: Mapping[str, frozenset[str]] = {
             *("softmax", "softmin", "log_softmax", "logsumexp", "sum"),
             *("lp_pool1d", "lp_pool2d", "nll_loss", "cross_entropy"),
             *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
-            "binary_cross_entropy_with_logits",
+            *("binary_cross_entropy_with_logits", "soft_margin_loss", "hinge_embedding_loss"),
+            *("margin_ranking_loss", "poisson_nll_loss"),
         )
     ),
     "cpu": frozenset(
         (
             *("avg_pool3d", "max_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d"),
             *("nll_loss", "cross_entropy", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
-            *("kl_div", "binary_cross_entropy_with_logits"),
+            *("kl_div", "binary_cross_entropy_with_logits", "soft_margin_loss"),
+            *("hinge_embedding_loss", "margin_ranking_loss", "poisson_nll_loss"),
         )
     ),
 }

@@ -134,6 +134,22 @@ WITH_OPERANDS: list[tuple[Callable[..., object], list[tuple[int, ...]], str]] = 
     (lambda x, y: torch.lerp(x, y, 0.3), [(6,)], "lerp(y, 0.3)"),
     (lambda x, y: torch.addcmul(x, y, y, value=0.5), [(6,)], "addcmul(y, y, value=0.5)"),
     (lambda x, y: F.mse_loss(x, y), [(3, 4, 5, 6)], "mse_loss(y)"),
+    (lambda x, y: F.soft_margin_loss(x, y), [(3, 4, 5, 6)], "soft_margin_loss(y)"),
+    (
+        lambda x, y: F.poisson_nll_loss(x, y, True, True),
+        [(3, 4, 5, 6)],
+        "poisson_nll_loss(y, full=True)",
+    ),
+    (
+        lambda x, y: F.hinge_embedding_loss(x, y, 0.5),
+        [(3, 4, 5, 6)],
+        "hinge_embedding_loss(y, margin=0.5)",
+    ),
+    (
+        lambda x, y: F.margin_ranking_loss(x, y, y, 0.5),
+        [(3, 4, 5, 6)],
+        "margin_ranking_loss(y, y, margin=0.5)",
+    ),
     (lambda x, y: F.cosine_similarity(x, y), [(3, 4, 5, 6)], "cosine_similarity(y)"),
     (lambda x, y: F.cosine_similarity(x1=x, x2=y), [(3, 4, 5, 6)], "cosine_similarity(y)"),
     (

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from fusegen.ir import Expr, const, count, primitive, reduce, reduce_sum
 from fusegen.ops.activation import logsigmoid
+from fusegen.ops.eager import function_of
 from fusegen.ops.piecewise import hardtanh
 from fusegen.ops.registry import op
 from fusegen.ops.schema import Channel, Labels
@@ -126,6 +127,87 @@ def kl_div(
     if reduction != "batchmean":
         return _of_all(loss, reduction)
     return reduce_sum(loss, loss.axes) / count(x.axes[:1])
+
+
+def _by_soft_margin(x: Any, target: Any, **more: Any) -> Any:
+    if target.requires_grad:  # torch's has no gradient of it
+        x, target = x * target, target.new_ones(())
+    return function_of("torch.nn.functional.soft_margin_loss")(x, target, **more)
+
+
+@op(
+    reference=_by_soft_margin,
+    samples=_REDUCED,
+    shaping="loss",
+    equal="torch.nn.functional.soft_margin_loss",
+)
+def soft_margin_loss(x: Expr, target: Expr, *, reduction: Reduction = "mean") -> Expr:
+    """log(1 + exp(-target * x)), target being 1 or -1."""
+    return _of_all(primitive("log1p", primitive("exp", -target * x)), reduction)
+
+
+@op(
+    reference="torch.nn.functional.hinge_embedding_loss",
+    samples=[("mean",), ("sum", 0.5), ("none", 2.0)],
+    shaping="loss",
+)
+def hinge_embedding_loss(
+    x: Expr, target: Expr, *, reduction: Reduction = "mean", margin: float = 1.0
+) -> Expr:
+    """x where target is 1, and how far it is below the margin where target is -1."""
+    below = margin - x
+    below = primitive("where", primitive("ge", below, 0.0), below, 0.0)
+    mine = primitive("where", primitive("eq", target, -1.0), 0.0, x)
+    others = primitive("where", primitive("eq", target, 1.0), 0.0, below)
+    return _of_all(others + mine, reduction)
+
+
+def _by_ranking(x: Any, other: Any, target: Any, **more: Any) -> Any:
+    return function_of("torch.nn.functional.margin_ranking_loss")(x, other, target, **more)
+
+
+@op(
+    reference=_by_ranking,
+    samples=[("mean",), ("sum", 0.5), ("none", 2.0)],
+    shaping="loss",
+    equal="torch.nn.functional.margin_ranking_loss",
+)
+def margin_ranking_loss(
+    x: Expr, other: Expr, target: Expr, *, reduction: Reduction = "mean", margin: float = 0.0
+) -> Expr:
+    """How far x is from above other by the margin, or from below it where target is -1."""
+    distance = -target * (x - other) + margin
+    return _of_all(primitive("where", primitive("ge", distance, 0.0), distance, 0.0), reduction)
+
+
+@op(
+    reference="torch.nn.functional.poisson_nll_loss",
+    samples=[("mean",), ("sum", True), ("none", True, True)],
+    shaping="loss",
+)
+def poisson_nll_loss(
+    x: Expr,
+    target: Expr,
+    *,
+    reduction: Reduction = "mean",
+    log_input: bool = True,
+    full: bool = False,
+    eps: float = 1e-8,
+) -> Expr:
+    """exp(x) - target * x, or x - target * log(x + eps) where x is no logarithm.
+
+    full adds Stirling's approximation of log(target!), where target is above 1.
+    """
+    if log_input:
+        loss = primitive("exp", x) - target * x
+    else:
+        loss = x - target * primitive("log", x + eps)
+    if full:
+        is_large = primitive("gt", target, 1.0)
+        stirling = target * primitive("log", target) - target
+        stirling = stirling + primitive("log", target * (2 * math.pi)) * 0.5
+        loss = loss + primitive("where", is_large, stirling, 0.0)
+    return _of_all(loss, reduction)
 
 
 def _of_all(loss: Expr, reduction: Reduction) -> Expr:
