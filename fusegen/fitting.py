@@ -136,13 +136,13 @@ def crossed(step: Step, name: str, shape: Shape, running: Shape, *, is_kept: boo
     if is_kept:
         return ArgumentError(
             f"{step.text}: the kept value {name!r} of shape {shape} would meet a value of "
-            f"shape {running} along other axes than it was kept with; where a step "
-            "between them reduces, give it keepdim=True; else compile what stands behind as a "
-            "chain of its own"
+            f"shape {running} along other axes than it was kept with; where a step between them "
+            "reduces, give it keepdim=True; a tensor that lies along two sets of axes has to be "
+            "passed twice, under two names; else compile what stands behind as a chain of its own"
         )
     return ArgumentError(
         f"{step.text}: operand {name!r} of shape {shape} is used along other axes by an "
-        "earlier step; give the two steps operands of different names"
+        "earlier step; pass the tensor twice, and give the two steps operands of two names"
     )
 
 

@@ -364,8 +364,8 @@ def result_type(
         if before[1] != "bool":
             raise
         raise ArgumentError(
-            f"{step.text}: got a value of bool (argument 'x', or a condition made of it), wanted "
-            f"one of {', '.join(FLOATING)}; convert it first, with x.float() or where(1, 0)"
+            f"{step.text}: got conditions (argument 'x' of bool, a mask, or what compares), wanted one of "
+            f"{', '.join(FLOATING)}; convert them first, with mask.float() or where(1, 0)"
         ) from error
     try:
         return type_of(root, kinds), root.kind == "index" or root.op in ir.QUANTISING_CASTS

@@ -166,7 +166,7 @@ CALLS = {
         "add_channel(t) | layernorm(t)",
         ones(2, 6, 4, 6),
         [ones(6)],
-        ["'t'", "along other axes", "different names"],
+        ["'t'", "along other axes", "pass the tensor twice", "of two names"],
     ),
 }
 

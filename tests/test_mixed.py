@@ -90,7 +90,7 @@ def test_statistics_of_a_double_are_kept_in_double(device):
 @pytest.mark.parametrize("before", ["", "gt(0) | "])
 def test_conditions_are_not_reduced(text, before, device):
     x = torch.randn(X, device=device)
-    with pytest.raises(ArgumentError, match="got a value of bool"):
+    with pytest.raises(ArgumentError, match="got conditions"):
         fusegen.compile(before + text)(x if before else x > 0)
 
 
