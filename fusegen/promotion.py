@@ -364,7 +364,7 @@ def result_type(
         if before[1] != "bool":
             raise
         raise ArgumentError(
-            f"{step.text}: got conditions (argument 'x' of bool, a mask, or what compares), wanted one of "
+            f"{step.text}: got conditions (argument 'x' of bool, or a mask), wanted one of "
             f"{', '.join(FLOATING)}; convert them first, with mask.float() or where(1, 0)"
         ) from error
     try:
