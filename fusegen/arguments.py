@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -221,3 +222,14 @@ def refuse_what_looks_inside(tensors: Sequence[Tensor]) -> None:
             "on the whole batch instead of under vmap, differentiate it with torch.autograd, or "
             "transform fused.reference"
         )
+
+
+def sizes_of(what: str, given: Sequence[int]) -> tuple[int, ...]:
+    """Sizes as a caller gave them. Raises ArgumentError for what is none."""
+    try:
+        found = tuple(map(operator.index, given))
+    except TypeError:
+        found = (-1,)
+    if min(found, default=0) < 0:
+        raise ArgumentError(f"{what}: got {given!r}, wanted sizes such as (8, 64, 14, 14)")
+    return found

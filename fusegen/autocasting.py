@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from fusegen.ops import Chain, Step, lookup
 from fusegen.promotion import Shape
-from fusegen.segments import bind_all, segments
+from fusegen.segments import bind_any
 
 _NARROW = ("float16", "bfloat16")
 # By kind of device, what is computed in fp32 there.
@@ -59,13 +59,13 @@ def under_autocast(
 
     x and operands are (shape, dtype name), as for bind, which tells what is wrong with them.
     """
-    bind_all(segments(chain), x, operands)
+    bind_any(chain, x, operands)
     written: list[Step] = []
     for step in chain.steps:
         if _is_changed(step, device):
             wanted = narrow if step.op in _NARROWED else "float32"
             made = _without_names(written)
-            found = bind_all(segments(Chain(made)), x, operands)[-1].dtype if made else x[1]
+            found = bind_any(Chain(made), x, operands)[-1].dtype if made else x[1]
             if found in (*_NARROW, "float32") and found != wanted:
                 written.append(lookup("to").step((wanted,), {}))
         written.append(step)

@@ -31,7 +31,7 @@ from fusegen.lower import GIVEN
 from fusegen.ops import Chain
 from fusegen.promotion import QUANTISED
 from fusegen.runtime import Fused
-from fusegen.segments import bind_all, segments
+from fusegen.segments import bind_any
 
 _NARROW = ("float16", "bfloat16")
 # How often eager's error is allowed, and how many ulp of the largest value beside it.
@@ -75,7 +75,7 @@ def compare(
     fused = Fused(chain)
     shape, shapes = assumed_shapes(chain, situation)
     kinds = {n: (s, element_type(chain, n, "float32")) for n, s in shapes.items()}
-    bounds = bind_all(segments(chain), (shape, "float32"), kinds)
+    bounds = bind_any(chain, (shape, "float32"), kinds)
     seed %= 1 << 63  # whatever integer it is
     generator = torch.Generator().manual_seed(seed)
     low: torch.dtype = getattr(torch, dtype) if dtype in _NARROW else torch.float32

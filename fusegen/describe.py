@@ -19,7 +19,7 @@ from fusegen.emission import source
 from fusegen.errors import ArgumentError
 from fusegen.fitting import holds_labels, pooled_shape, rearranged
 from fusegen.holding import signature
-from fusegen.joining import chosen, ways
+from fusegen.joining import chosen_anew
 from fusegen.ops import COUNTER, RUNNING, Chain, Step, lookup, nearest
 from fusegen.ops.loss import class_axis
 from fusegen.program import Program, derivative, forward
@@ -97,15 +97,15 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     shape, operands = assumed_shapes(chain, situation)
     dtype = situation.dtype
     types = {name: element_type(chain, name, dtype) for name in operands}
-    found_ways = ways(chain)
     given_kinds = {n: (s, types[n]) for n, s in operands.items()}
     order_of_x = axes_in_memory(shape, situation.layout)
-    way, bounds = chosen(found_ways, (shape, dtype), given_kinds, target, order_of_x)
-    parts = found_ways[way]
+    parts, bounds = chosen_anew(chain, (shape, dtype), given_kinds, target, order_of_x)
     kept: dict[str, Kind] = {n: (s, axes_in_memory(s, LAYOUTS[0])) for n, s in operands.items()}
     running: Kind = (shape, order_of_x)
     found: list[Module] = []
     for part, bound in zip(parts, bounds, strict=True):
+        kept |= dict.fromkeys(part.before, running)
+        types |= dict.fromkeys(part.before, dtype)
         running = running if part.source is None else kept[part.source]
         dtype = dtype if part.source is None else types[part.source]
         kept |= dict.fromkeys(part.entering, running)

@@ -13,6 +13,10 @@ class ArgumentError(FusegenError):
     """A call whose arguments do not fit the chain: their number, shape, dtype or device."""
 
 
+class OtherAxesError(ArgumentError):
+    """A tensor that would have to lie along two sets of axes of one segment."""
+
+
 class EmptyReductionError(ArgumentError):
     """A call that reduces no elements, and yet has a result."""
 

@@ -6,7 +6,7 @@ import math
 
 from fusegen import ir
 from fusegen.axes import Atlas, Shape, Value
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, OtherAxesError
 from fusegen.ops import RUNNING, Chain, Definition, Step
 from fusegen.ops.loss import class_axis
 from fusegen.ops.schema import integers
@@ -131,16 +131,18 @@ def broadcasts(running: Shape, shape: Shape) -> bool:
     return all(a == b or 1 in (a, b) for a, b in pairs)
 
 
-def crossed(step: Step, name: str, shape: Shape, running: Shape, *, is_kept: bool) -> ArgumentError:
+def crossed(
+    step: Step, name: str, shape: Shape, running: Shape, *, is_kept: bool
+) -> OtherAxesError:
     """The error for a tensor that would meet a value along other axes than it lies along."""
     if is_kept:
-        return ArgumentError(
+        return OtherAxesError(
             f"{step.text}: the kept value {name!r} of shape {shape} would meet a value of "
             f"shape {running} along other axes than it was kept with; where a step between them "
             "reduces, give it keepdim=True; a tensor that lies along two sets of axes has to be "
             "passed twice, under two names; else compile what stands behind as a chain of its own"
         )
-    return ArgumentError(
+    return OtherAxesError(
         f"{step.text}: operand {name!r} of shape {shape} is used along other axes by an "
         "earlier step; pass the tensor twice, and give the two steps operands of two names"
     )

@@ -22,7 +22,7 @@ from fusegen import ir
 from fusegen.axes import Shape
 from fusegen.bound import Bound
 from fusegen.bundling import bundle
-from fusegen.errors import FusegenError, UnsupportedError
+from fusegen.errors import FusegenError, OtherAxesError, UnsupportedError
 from fusegen.ir import Expr
 from fusegen.lower import lower
 from fusegen.ops import Chain
@@ -50,6 +50,33 @@ def ways(chain: Chain) -> tuple[Way, ...]:
     return tuple(found)
 
 
+def with_anew(chain: Chain, found: Sequence[Way]) -> tuple[Way, ...]:
+    """The same ways, and behind them the one in which no segment uses a tensor twice, so that it
+    may lie along other axes of the next.
+    """
+    try:
+        return tuple(dict.fromkeys((*found, segments(chain, anew=True))))
+    except UnsupportedError:
+        return tuple(found)
+
+
+def chosen_anew(
+    chain: Chain,
+    x: tuple[Shape, str],
+    operands: Mapping[str, tuple[Shape, str]],
+    target: str,
+    order_of_x: Sequence[int] | None,
+) -> tuple[Way, tuple[Bound, ...]]:
+    """The way that goes for such tensors, and its segments bound."""
+    found = ways(chain)
+    try:
+        way, bounds = chosen(found, x, operands, target, order_of_x)
+    except OtherAxesError:
+        found = with_anew(chain, found)
+        way, bounds = chosen(found, x, operands, target, order_of_x)
+    return found[way], bounds
+
+
 def chosen(
     found: Sequence[Way],
     x: tuple[Shape, str],
@@ -74,7 +101,9 @@ def chosen(
     for i, way in enumerate(others):
         try:
             joined = bind_all(way, x, operands)
-        except FusegenError:
+        except FusegenError as error:
+            if failure is not None and isinstance(error, OtherAxesError):
+                failure = error  # which is why there is the last one
             continue
         widest = max(ITEM_BYTES.get(dtype, 0) for _, dtype in (x, *operands.values()))
         order = order_of_x

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +28,15 @@ from fusegen.arguments import (
     is_recorded,
     is_symbolic,
     refuse_learning,
+    sizes_of,
     tracing_state,
 )
 from fusegen.autocasting import is_sensitive, under_autocast
 from fusegen.bound import Bound
 from fusegen.cache import build_key
-from fusegen.errors import ArgumentError, EmptyReductionError
+from fusegen.errors import ArgumentError, EmptyReductionError, OtherAxesError
 from fusegen.execution import Part, Result
-from fusegen.joining import ways
+from fusegen.joining import ways, with_anew
 from fusegen.layouts import dtype_name
 from fusegen.modules import generator, limits_here, target_of
 from fusegen.operators import LIBRARY, recorded
@@ -121,6 +121,9 @@ class Fused:
             if self._single is not None:
                 return self._single(x, operands, out)
             return self._through(x, operands, out, is_plain=is_plain)
+        except OtherAxesError:
+            self._cut_anew()
+            return self._through(x, operands, out, is_plain=is_plain)
         except EmptyReductionError:
             if out is not None:
                 raise
@@ -178,6 +181,8 @@ class Fused:
         given: list[Tensor] = []
         parts = self._parts[way]
         for part, segment in zip(parts, self._ways[way], strict=True):
+            for name in segment.before:
+                known[name] = x
             if segment.source is not None:
                 x = known[segment.source]
             for name in segment.entering:
@@ -191,6 +196,12 @@ class Fused:
             for name in segment.leaving:
                 known[name] = x
         return (x, *given) if given else x
+
+    def _cut_anew(self) -> None:
+        """Have one way more: tensors may lie along other axes where they are used again."""
+        self._single, more = None, with_anew(self.chain, self._ways)
+        self._parts += tuple(tuple(Part(s.chain) for s in w) for w in more[len(self._ways) :])
+        self._ways = more
 
     def _checked(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> int:
         """Which of the ways to go: what `check_all` finds, once for tensors of the same kinds."""
@@ -359,24 +370,14 @@ def _situation(
         raise ArgumentError(f"gaps: got {gaps!r}, wanted a list of names")
     has_gpu = torch.cuda.is_available()
     situation = Situation(
-        None if shape is None else _sizes("shape", shape),
-        {name: _sizes(f"operands[{name!r}]", s) for name, s in dict(operands or {}).items()},
+        None if shape is None else sizes_of("shape", shape),
+        {name: sizes_of(f"operands[{name!r}]", s) for name, s in dict(operands or {}).items()},
         dtype if isinstance(dtype, str) else dtype_name(dtype),
         layout,
         limits_here() if has_gpu else H200,
         tuple(gaps),
     )
     return target or ("cuda" if has_gpu else "cpp"), situation
-
-
-def _sizes(what: str, given: Sequence[int]) -> tuple[int, ...]:
-    try:
-        found = tuple(map(operator.index, given))
-    except TypeError:
-        found = (-1,)
-    if min(found, default=0) < 0:
-        raise ArgumentError(f"{what}: got {given!r}, wanted sizes such as (8, 64, 14, 14)")
-    return found
 
 
 @functools.cache

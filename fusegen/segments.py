@@ -26,7 +26,7 @@ from fusegen import ir
 from fusegen.axes import Shape
 from fusegen.bind import bind
 from fusegen.bound import Bound
-from fusegen.errors import UnsupportedError
+from fusegen.errors import OtherAxesError, UnsupportedError
 from fusegen.ops import MOST_AXES, Chain, Step
 from fusegen.target import FUNCTIONS
 from fusegen.viewing import are_views, made_of_operands, seen_first
@@ -42,14 +42,15 @@ class Segment:
     """A chain between two cuts.
 
     It begins with the value or operand named source, or where that is None with what the segment
-    before ends with. entering and leaving are the names under which its first and its last value
-    are needed by later segments. gives is how often its last value is given as a result beside the
-    chain's own.
+    before ends with; later ones need the latter by the names in before. entering and leaving are
+    the names under which its first and its last value are needed by later segments. gives is how
+    often its last value is given as a result beside the chain's own.
     reason says why it does not run together with the segment before.
     """
 
     chain: Chain
     source: str | None = None
+    before: tuple[str, ...] = ()
     entering: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
     reason: str = ""
@@ -63,19 +64,21 @@ def segments(
     sums: bool = False,
     parts: bool = False,
     aside: bool = False,
+    anew: bool = False,
 ) -> tuple[Segment, ...]:
     """The chain in segments: one, where nothing demands more. With `joins`, what is reduced may be
     pooled in its segment; with `sums`, what is pooled may be added up there; with `parts`, axes
     are followed through all views; with `aside`, operands that a chain goes on with may
-    change their shape beside a value that is kept.
+    change their shape beside a value that is kept. With `anew`, a tensor that is used again is so
+    in another segment, where it may lie along other axes.
     """
     steps = chain.steps
     is_whole = not any(s.is_view or (s.definition and s.definition.window_axes) for s in steps)
-    if is_whole and len({s.groups for s in steps if s.groups}) < 2:
+    if is_whole and not anew and len({s.groups for s in steps if s.groups}) < 2:
         return (Segment(chain),)  # nothing else cuts a chain
     cuts: dict[int, str] = {}
     facts = [_facts(step) for step in steps]
-    may = {"joins": joins, "sums": sums, "parts": parts, "aside": aside}
+    may = {"joins": joins, "sums": sums, "parts": parts, "aside": aside, "anew": anew}
     while (cut := _next_cut(steps, facts, cuts, **may)) is not None:
         at, reason = cut
         takes_up = steps[at - 1].taken_up is not None  # what is taken up is what a part begins with
@@ -97,6 +100,13 @@ def segments(
         while inner and (taken := _source(inner[0], crossing)) is not None:
             source = taken
             del inner[0]
+        before = [s.names[0] for s in takewhile(lambda s: s.is_naming, inner)]
+        behind = inner[len(before) :]
+        is_other = bool(anew and behind and behind[0].taken_up)
+        if is_other and source is None and not set(before).intersection(_mentioned(behind)):
+            source, inner = behind[0].taken_up, behind[1:]
+        else:
+            before = []
         if all(s.is_structural for s in inner):
             raise UnsupportedError(
                 f"{chain.text}: it ends in a value from before {steps[begin - 1].text}; leave out "
@@ -110,6 +120,7 @@ def segments(
             Segment(
                 part,
                 source,
+                tuple(n for n in before if n in crossing),
                 tuple(n for n in entering if n in crossing),
                 tuple(n for n in leaving if n in crossing),
                 cuts.get(begin, ""),
@@ -130,6 +141,7 @@ def bind_all(
     known = dict(operands)
     bounds: list[Bound] = []
     for segment in found:
+        known |= dict.fromkeys(segment.before, x)
         x = x if segment.source is None else known[segment.source]
         known |= dict.fromkeys(segment.entering, x)
         given = {n: known[n] for n in segment.chain.operands}
@@ -138,6 +150,18 @@ def bind_all(
         x = (bound.result_shape, bound.dtype)
         known |= dict.fromkeys(segment.leaving, x)
     return tuple(bounds)
+
+
+def bind_any(
+    chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape, str]]
+) -> tuple[Bound, ...]:
+    """The segments that a chain has at least, bound; where some tensor lies along other axes when
+    it is used again, those that it has then.
+    """
+    try:
+        return bind_all(segments(chain), x, operands)
+    except OtherAxesError:
+        return bind_all(segments(chain, anew=True), x, operands)
 
 
 @dataclass(frozen=True)
@@ -207,6 +231,7 @@ def _next_cut(
     sums: bool,
     parts: bool,
     aside: bool,
+    anew: bool,
 ) -> tuple[int, str] | None:
     """A cut that is still needed: the step to begin with, and why."""
     kept_at: dict[str, int] = {}
@@ -214,12 +239,13 @@ def _next_cut(
     before = pool = None  # the steps that reduce and pool, in this segment
     is_dear = is_begun = False
     met: set[str] = set()  # names used before the pooling
+    used: set[str] = set()  # in this segment
     given = ""  # what is given in this segment
     views = _Views(steps, 0, parts=parts, aside=aside)
     for i, (step, fact) in enumerate(zip(steps, facts, strict=True)):
         if i in cuts:
             start, before, pool, is_dear, is_begun, met = i, None, None, False, False, set()
-            given = ""
+            given, used = "", set()
             views = _Views(steps, i, parts=parts, aside=aside)
         if step.is_naming:
             kept_at[step.names[0]] = i
@@ -237,6 +263,8 @@ def _next_cut(
                 continue
             if pool is not None and (start <= at < pool or name in met):
                 reason = f"{step.text} uses what is there before the pooling at each window"
+            if anew and (name in used or start <= kept_at.get(name, -1)):
+                reason = f"{step.text} uses {name!r} again, along other axes"
             if (cut := views.cut_for(name, at, i)) is not None:
                 return cut, f"{step.text} uses {name!r}, which is there before the shape changes"
         if fact.is_pooling and pool is not None:
@@ -253,6 +281,7 @@ def _next_cut(
         if reason and is_begun:
             return i, reason
         views.note(i, is_begun=is_begun)
+        used.update(_read(step))
         if step.taken_up is not None:
             is_begun = i > start
             met.update(_read(step))
