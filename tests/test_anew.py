@@ -87,6 +87,21 @@ def test_one_callable_meets_both(device):
         torch.testing.assert_close(fused(x), x.mean(-1) + x)
 
 
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [
+        ("keep(k) | sum((0, 1, 3)) | keep(s) | recall(k) | add_channel(s)", [(2, 4, 4, 6)]),
+        ("add_channel(t) | layernorm(t)", [(2, 6, 4, 6), (6,)]),
+        ("add(t) | avg_pool2d(2) | sum(1) | add(t)", [(3, 3, 6, 6), (3, 1, 1)]),
+    ],
+)
+def test_a_chain_does_what_its_steps_do_one_by_one(text, shapes, device):
+    fused = fusegen.compile(text)
+    tensors = tensors_of(shapes, torch.float32, device)
+    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+    assert_as_accurate(ours, eager, outcome(fused.reference, tensors, dtype=torch.float64))
+
+
 def test_it_is_told_where_a_chain_is_cut_for_it():
     fused = fusegen.compile(FUNCTIONS["two losses of one target"][0])
     told = fused.explain("cuda", shape=LOGITS, operands={"b": LOGITS, "y": LOGITS})

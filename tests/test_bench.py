@@ -772,7 +772,7 @@ def test_builds_of_joined_and_of_cut_segments_are_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path))
-    text = "batch_norm(training=True) | relu | max_pool2d(2)"
+    text = "batch_norm(training=True) | mul(3.875) | relu | max_pool2d(2)"
     monkeypatch.setitem(TARGETS, "cpp", replace(TARGETS["cpp"], joins_from=2**8))
     fusegen.compile(text)(torch.ones(2, 3, 8, 8))
     assert len(builds.keys(text)) == 1
