@@ -12,6 +12,7 @@ from fusegen.kernel import Kernel, Reduction
 from fusegen.lower import remarked
 from fusegen.powers import power, users_of
 from fusegen.program import STATISTIC
+from fusegen.streaming import is_largest
 from fusegen.target import Target
 
 # From here on tanh(x) is 1 even in double precision; from here on exp(x)^2 is too large a float.
@@ -97,12 +98,7 @@ def with_summed_powers(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
         def is_shifted(node: Expr) -> bool:
             if node.op != "exp" or node in kept or node.args[0].op != "sub":
                 return False
-            # Itself, or a number where it is infinite: not something that is computed from it.
-            taken = node.args[0].args[1]
-            options = taken.args[1:] if taken.op == "where" else (taken,)
-            return any(o in largest for o in options) and all(
-                o in largest or o.op == "const" for o in options
-            )
+            return is_largest(node.args[0].args[1], largest)
 
         def new(roots: Sequence[Expr], named: Sequence[Expr]) -> dict[Expr, Expr]:
             images: dict[Expr, Expr] = {}

@@ -5,7 +5,7 @@ a smaller largest number is rescaled beside a larger one, so nothing of a row is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from fusegen import ir
 from fusegen.ir import Expr, constant, primitive
@@ -47,7 +47,7 @@ def _factor(term: Expr, a: Expr, largest: Expr, before: Expr) -> Expr | None:
     if term.op == "exp" and term.args[0].op == "sub":
         taken, shift = term.args[0].args
         # With anything else than what is compared, an exponential might be infinite meanwhile.
-        if taken is not a or not _is_largest(shift, largest):
+        if taken is not a or not is_largest(shift, (largest,)):
             return None
         (old,) = ir.substitute([shift], {largest: before})
         return primitive("exp", primitive("sub", old, shift))
@@ -71,10 +71,13 @@ def _product(one: Expr, other: Expr) -> Expr:
     return one if constant(other) == 1 else primitive("mul", one, other)
 
 
-def _is_largest(shift: Expr, largest: Expr) -> bool:
-    """Whether it is the largest number, or a constant where that is infinite."""
+def is_largest(shift: Expr, largest: Collection[Expr]) -> bool:
+    """Whether it is one of these largest numbers, or a constant where that is infinite: not
+    something that is computed from it.
+    """
     options = shift.args[1:] if shift.op == "where" else (shift,)
-    return all(o is largest or o.op == "const" for o in options)
+    is_any = any(o in largest for o in options)
+    return is_any and all(o in largest or o.op == "const" for o in options)
 
 
 def may_stream(kernel: Kernel) -> bool:

@@ -197,9 +197,9 @@ class KernelView(Indexing):
         return STORAGE[buffer.dtype]
 
     def value_type(self, name: str) -> str:
-        """The type in which a leaf or result takes part in arithmetic."""
+        """The type in which it takes part in arithmetic: with all digits, where some want them."""
         kinds = [kind for f in self.functions for kind, n in f.leaves + f.results if n == name]
-        return max(kinds, key=STORAGE["int64"].__eq__, default=self.compute)
+        return max(kinds, key=lambda kind: kind == STORAGE["int64"], default=self.compute)
 
     @property
     def functions(self) -> list[ElementFunction]:

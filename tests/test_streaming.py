@@ -84,6 +84,7 @@ def test_infinite_numbers_are_as_in_torch(chain: str, length: int, tmp_path: Pat
     x = special_rows(length)
     done = run(chain, x.shape, operands, tmp_path, x=x, has_gradients=False, **FEW)
     assert "const auto rescale" in done.text
+    # In fp32, of numbers up to 3e38: a few roundings of the largest, and of exponents up to 3e4.
     torch.testing.assert_close(
         done.results[0].double(), done.expected[0], rtol=1e-5, atol=1e-5, equal_nan=True
     )
@@ -147,7 +148,7 @@ def test_losses_and_gradients_are_torchs(rows: int, length: int, dtype: torch.dt
     exact = x.detach().double().requires_grad_()
     want = torch.nn.functional.cross_entropy(exact, labels)
     (wanted,) = torch.autograd.grad(want, exact)
-    width = torch.finfo(dtype).eps
+    width = torch.finfo(dtype).eps  # a rounding is half of it; the sums take some more in fp32
     assert (found.double() - want).abs() <= 2 * width * want
     assert (slope.double() - wanted).abs().max() <= 4 * width * wanted.abs().max()
     again = [fused(x, labels) for _ in range(20)]
@@ -167,4 +168,5 @@ def test_infinite_numbers_are_as_in_torch_on_a_gpu(chain: str, length: int) -> N
         found = fused(x, *given)
         wide = [g.double() if g.is_floating_point() else g for g in given]
         want = fused.reference(x.double(), *wide)
+    # As above.
     torch.testing.assert_close(found.double(), want, rtol=1e-5, atol=1e-5, equal_nan=True)
