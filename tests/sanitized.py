@@ -270,11 +270,23 @@ WHOLE = [
     ("cross_entropy(t, reduction='none')", (2, 8, 6, 16), [(2, 6, 16)]),
     ("softmax(1) | keep(y) | argmax(1) | give(i) | recall(y) | amax(1)", (3, 24, 7, 9), []),
     ("argmin(-1)", (37, 1030), []),
-    # Integers, which operands called whole are.
+    # Integers, which operands called whole are, alone and compared with one another.
     ("mul(whole) | add_channel | gelu", (3, 5, 7, 9), [(7, 9), (5,)]),
     ("add(whole) | layernorm(w)", (37, 1000), [(37, 1000), (1000,)]),
     ("add(whole) | softmax(1)", (3, 19, 7, 33), [(3, 19, 7, 33)]),
     ("mul(whole) | max_pool2d(2)", (2, 8, 6, 16), [(6, 16)]),
+    (
+        "keep(y) | operand(whole) | eq(whole_row) | keep(c) | recall(y) | masked_fill(c, 0.5)"
+        " | gelu",
+        (5, 7, 64, 33),
+        [(5, 1, 64, 1), (33,)],
+    ),
+    (
+        "keep(y) | operand(whole) | lt(whole_row) | keep(c) | recall(y) | masked_fill(c, -1e4)"
+        " | softmax(-1)",
+        (5, 7, 64, 64),
+        [(5, 1, 64, 1), (5, 1, 1, 64)],
+    ),
     # Rows turn by turn.
     ("cross_entropy(t, weight)", (300, 8195), [(300,), (8195,)]),
     ("add(b) | logsumexp(-1)", (1600, 9000), [(9000,)]),
@@ -289,7 +301,7 @@ def run(text, shape, operand_shapes, dtype, device, is_last=False):
     for i, name in enumerate(fused.chain.operands, start=1):
         if holds_labels(fused.chain, name):
             tensors[i] = torch.randint(shape[1], operand_shapes[i - 1], device=device)
-        elif name == "whole":
+        elif name.startswith("whole"):
             tensors[i] = torch.randint(-3, 4, operand_shapes[i - 1], device=device)
     tensors = [t.requires_grad_(t.is_floating_point()) for t in tensors]
     found = fused(*tensors)
