@@ -46,6 +46,7 @@ from fusegen.windowing import windows
 if TYPE_CHECKING:
     from fusegen.layer import Layer
     from fusegen.runtime import Fused
+    from fusegen.specialised import Specialised
 
 # Operations are not in it: a star import must not hide Python's abs and pow.
 __all__ = [
@@ -83,16 +84,19 @@ __all__ = [
 ]
 
 
-def compile(source: str | Chain | Op | Callable[..., Any]) -> "Fused":
+def compile(source: str | Chain | Op | Callable[..., Any]) -> "Fused | Specialised":
     """The chain as a differentiable function of tensors: text, a Chain, an op or a function.
 
-    Nothing is built before its first call. Raises ChainError for a mistake in the chain.
+    Nothing is built before its first call. Raises ChainError for a mistake in the chain; of a
+    function that asks for sizes or types, which only a call tells, the call does.
     """
     # Here, because it imports torch.
     from fusegen.runtime import Fused
+    from fusegen.specialised import compiled
 
-    fused = Fused(chain(source))
-    if isfunction(source):  # so that help and inspect.signature tell what the function would
+    fused = compiled(source)
+    if isfunction(source) and isinstance(fused, Fused):
+        # So that help and inspect.signature tell what the function would.
         update_wrapper(fused, source, updated=())
         fused._input = next(iter(signature_of(source).parameters))
         fused._optionals = Optionals(source)

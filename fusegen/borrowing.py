@@ -8,16 +8,19 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
-from fusegen.errors import ChainError
+from fusegen import trace
+from fusegen.errors import ArgumentError, ChainError
 from fusegen.ir import Expr, name_of
-from fusegen.ops import COUNTER, RUNNING, Chain, lookup
-from fusegen.tensorlike import known, of_torch
-from fusegen.trace import trace
+from fusegen.ops import COUNTER, RUNNING, lookup
+from fusegen.shaping import as_numbers, is_part
+from fusegen.standing import View, current, known
+from fusegen.tensorlike import of_torch
+from fusegen.trace import Traced
 
 # What a forward may ask of the module's tensors, which are there as it is traced: all but values.
 _TOLD = [
@@ -60,6 +63,14 @@ class Wanted(NamedTuple):
     norm: str
     axes: tuple[int, ...]
 
+    def check(self, x: Tensor) -> None:
+        """Raise ArgumentError where it has another number of axes."""
+        if x.dim() not in self.axes:
+            raise ArgumentError(
+                f"x has {x.dim()} axes, {tuple(x.shape)}, but {self.norm} wants "
+                f"{' or '.join(map(str, self.axes))}, the batch first; without one give x[None]"
+            )
+
 
 def lent_by(module: nn.Module) -> dict[str, Place]:
     """Each parameter and buffer of a module, once, by a name for an operand: `weight_0_norm` for
@@ -92,7 +103,7 @@ def in_mode(module: nn.Module, *, is_training: bool) -> Iterator[None]:
 
 def traced(
     module: nn.Module, lent: Mapping[str, Place], also: Container[str] = ()
-) -> tuple[Chain, Wanted | None]:
+) -> tuple[Traced, Wanted | None]:
     """The chain that the module's forward is in the modes in which its parts are, given tensors for
     some parameters that are None else, and what is wanted of its input.
     """
@@ -100,11 +111,11 @@ def traced(
     lending = _Lending({id(tensor): name for name, tensor in held.items()})
     given: list[tuple[Any, Expr]] = []
     with _steps_for_norms(module, given), _left_as_it_was(module), lending:
-        chain = trace(module, held, also)
+        result = trace.traced(module, held, also)
     found = [
         (norm, a) for norm, x in given if _is_like_input(x, lent) for a in [_axes_of(norm)] if a
     ]
-    return chain, next((Wanted(type(norm).__name__, axes) for norm, axes in found), None)
+    return result, next((Wanted(type(norm).__name__, axes) for norm, axes in found), None)
 
 
 def _axes_of(norm: nn.Module) -> tuple[int, ...]:
@@ -154,7 +165,7 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
 class _Lending(TorchFunctionMode):
     """What a forward computes from the module's tensors alone becomes part of the chain as well."""
 
-    def __init__(self, names: Mapping[int, str]) -> None:
+    def __init__(self, names: dict[int, str]) -> None:
         super().__init__()
         self.names = names
 
@@ -167,12 +178,21 @@ class _Lending(TorchFunctionMode):
         own = [a for a in told if id(a) in self.names]
         if not own or name in _TOLD:
             return function(*args, **(kwargs or {}))
+        if name == "__getitem__" and is_part(index := as_numbers(args[1])):
+            return self._part(function(args[0], index), self.names[id(args[0])], index)
         if name in _BAKED:
             raise ChainError(
                 f"{name} of {self.names[id(own[0])]!r}: a tensor of the module has no values "
                 "before a call; what is computed from it stays a tensor"
             )
         return of_torch(Expr, function, types, args, kwargs)
+
+    def _part(self, part: Tensor, whose: str, index: Any) -> Tensor:
+        """A part of one of the module's tensors, which each call takes of it."""
+        tracing = current()
+        assert tracing is not None
+        self.names[id(part)] = name_of(tracing.hold(part, f"{whose}_part", View(whose, index)))
+        return part
 
 
 @contextmanager

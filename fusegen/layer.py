@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -11,12 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusegen.borrowing import Wanted, in_mode, lent_by, traced
+from fusegen.arguments import check_tensor
+from fusegen.borrowing import Wanted, in_mode, lent_by
+from fusegen.borrowing import traced as traced_module
 from fusegen.dsl import chain
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, ChainError
 from fusegen.ops import RUNNING, Chain, Op, Step
 from fusegen.optional import Optionals
 from fusegen.runtime import Fused
+from fusegen.specialised import Answers, Chosen, chosen_of, while_noting
+from fusegen.trace import Traced
+from fusegen.unsaid import NotKnownYet
 
 
 class Layer(nn.Module):
@@ -44,7 +49,7 @@ class Layer(nn.Module):
             )
         self._lent: dict[str, tuple[nn.Module, str]] = {}
         self._parts: tuple[nn.Module, ...] = (self,)
-        self._by_mode: dict[tuple[bool | str, ...], Fused] = {}
+        self._by_mode: dict[tuple[bool | str, ...], Chosen | Answers] = {}
         self._optionals: Optionals | None = None  # of a module's forward
         self._input = "x"  # what x may be called
         self._wanted: Wanted | None = None  # of x
@@ -56,7 +61,8 @@ class Layer(nn.Module):
             self._find_usual()
         else:
             found = chain(source)
-            self._by_mode = {(True,): Fused(found), (False,): Fused(_in_evaluation(found))}
+            fused = Fused(found), Fused(_in_evaluation(found))
+            self._by_mode = {(True,): Chosen(fused[0]), (False,): Chosen(fused[1])}
         self._held = frozenset(held)
         for name, tensor in held.items():
             if name in self._lent:
@@ -87,9 +93,9 @@ class Layer(nn.Module):
         """The types of the module's tensors."""
         return [self._own(name).dtype for name in self._lent]
 
-    def _find(self, also: Collection[str] = ()) -> Fused:
+    def _find(self, also: Collection[str] = ()) -> Chosen | Answers:
         """The compiled chain for the modes in which the parts are, and for parameters that are
-        given although they have a default.
+        given although they have a default; or one for each answer to what forward asks.
         """
         modes: tuple[bool | str, ...] = tuple([part.training for part in self._parts])
         modes = (*modes, *sorted(also)) if also else modes
@@ -97,10 +103,17 @@ class Layer(nn.Module):
         return self._trace(modes, also) if found is None else found
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _trace(self, modes: tuple[bool | str, ...], also: Collection[str]) -> Fused:
-        chain, self._wanted = traced(self.module, self._lent, also)
-        found = self._by_mode[modes] = Fused(chain)
-        return found
+    def _trace(self, modes: tuple[bool | str, ...], also: Collection[str]) -> Chosen | Answers:
+        def traced() -> Traced:
+            found, self._wanted = traced_module(self.module, self._lent, also)
+            return found
+
+        try:
+            found = while_noting(traced)
+            self._by_mode[modes] = chosen_of(found, Fused(found.chain), self._lent)
+        except NotKnownYet:
+            self._by_mode[modes] = Answers(traced)
+        return self._by_mode[modes]
 
     def _hold(self, name: str, tensor: Tensor) -> None:
         if name not in self.chain.given:
@@ -125,26 +138,44 @@ class Layer(nn.Module):
 
     @property
     def chain(self) -> Chain:
-        """The chain: of a module, in the modes in which its parts are; else as it trains."""
-        return (self._find() if "module" in self._modules else self._by_mode[True,]).chain
+        """The chain: of a module, in the modes in which its parts are; else as it trains. Raises
+        ChainError where the module's forward has one for each shape or type.
+        """
+        found = self._find() if "module" in self._modules else self._by_mode[True,]
+        if isinstance(found, Answers):
+            raise ChainError(
+                f"{type(self.module).__name__} asks for sizes or types, and has a chain for each; "
+                "compiled_for(x, ...) gives one"
+            )
+        return found.fused.chain
+
+    def compiled_for(self, x: Tensor, *operands: Tensor, **named: Tensor) -> Fused:
+        """The compiled chain for a call with these tensors."""
+        return self._prepared(x, operands, named)[0]
 
     def forward(self, x: Tensor | None = None, *operands: Tensor, **named: Tensor) -> Any:
         """What the compiled chain gives for x, the operands that are held and those passed here."""
+        fused, given = self._prepared(x, operands, named)
+        return fused(*given)
+
+    def _prepared(
+        self, x: Tensor | None, operands: tuple[Tensor, ...], named: dict[str, Tensor]
+    ) -> tuple[Fused, list[Any]]:
+        """The compiled chain for a call, and all that it is given there."""
         if x is None:
             x = named.pop(self._input, None)
         also: Collection[str] = ()
         if self._optionals is not None and (operands or named):
             operands, named = self._optionals.by_name(operands, named)
             also = self._optionals.names.intersection(named)
-        fused = self._find(also)
-        if self._wanted is not None and isinstance(x, Tensor) and x.dim() not in self._wanted.axes:
-            norm, axes = self._wanted
-            raise ArgumentError(
-                f"x has {x.dim()} axes, {tuple(x.shape)}, but {norm} wants "
-                f"{' or '.join(map(str, axes))}, the batch first; without one give x[None]"
-            )
-        names = fused.chain.given
-        passed = [n for n in names if n not in self._lent and n not in self._held]
+        found = self._find(also)
+        if isinstance(found, Answers):
+            answered: tuple[Fused, list[Any]] = self._answered(found, x, operands, named)
+            return answered
+        if self._wanted is not None and isinstance(x, Tensor):
+            self._wanted.check(x)
+        names = found.fused.chain.given
+        passed = [n for n in names if not (n in self._lent or n in self._held or n in found.views)]
         takes = [n for n in passed if n not in named] if named else passed
         if len(operands) != len(takes) or not named.keys() <= {*passed}:
             wanted = ", ".join(("x", *passed))
@@ -153,7 +184,35 @@ class Layer(nn.Module):
                 f"{wanted}: the layer holds the others of {self.chain.text!r}"
             )
         given = {**dict(zip(takes, operands, strict=True)), **named}
-        return fused(x, *[given[n] if n in given else self._own(n) for n in names])
+        return found.fused, [x, *found.operands(lambda n: given[n] if n in given else self._own(n))]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _answered(
+        self,
+        answers: Answers,
+        x: Tensor | None,
+        operands: tuple[Tensor, ...],
+        named: Mapping[str, Tensor],
+    ) -> tuple[Fused, list[Any]]:
+        """The same for a module whose forward asks what only a call tells."""
+        assert self._optionals is not None
+        order = (self._input, *self._optionals.order)
+        given: dict[str, Any] = {**dict(zip(order, (x, *operands), strict=False)), **named}
+        wanted = (self._input, *self._optionals.required)
+        is_whole = all(given.get(n) is not None for n in wanted)
+        if not is_whole or not given.keys() <= {*order} or len(operands) >= len(order):
+            got = [n for n, tensor in given.items() if tensor is not None]
+            raise ArgumentError(
+                f"{type(self.module).__name__}: got {', '.join(got) or 'nothing'}, wanted "
+                f"{', '.join(wanted)}"
+            )
+        for name, tensor in given.items():
+            check_tensor(name, tensor)
+        found = answers.chosen(given, {name: self._own(name) for name in self._lent})
+        if self._wanted is not None:
+            self._wanted.check(given[self._input])
+        tensors = found.operands(lambda n: given[n] if n in given else self._own(n))
+        return found.fused, [given[self._input], *tensors]
 
     def _own(self, name: str) -> Tensor:
         owner, attribute = self._lent.get(name, (self, name))

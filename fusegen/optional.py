@@ -21,6 +21,7 @@ class Optionals:
         parameters = list(signature.parameters.values())[1:]
         self.order = tuple(p.name for p in parameters if p.kind != p.KEYWORD_ONLY)
         self.names = frozenset(p.name for p in parameters if p.default is None)
+        self.required = tuple(p.name for p in parameters if p.default is p.empty)
         self.function = function
         self.found: dict[frozenset[str], Any] = {}
 

@@ -95,7 +95,7 @@ class Fused:
         if is_dynamo_compiling():
             return self._shown(x, operands, named, out)
         if self._is_sensitive and torch._C._is_any_autocast_enabled():
-            cast = self._under_autocast(x, operands, named)
+            cast = self.under_autocast(x, operands, named)
             if cast is not None:
                 return cast(x, *operands, out=out, **named)
         if named or len(operands) != len(self._given):
@@ -222,7 +222,7 @@ class Fused:
             check_out(out, self.chain, bound, tensors)
         return way
 
-    def _under_autocast(
+    def under_autocast(
         self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor]
     ) -> Fused | None:
         """The chain that autocast makes of this one for these tensors; None if it changes none."""

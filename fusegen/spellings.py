@@ -4,6 +4,7 @@ one with other arguments.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -14,16 +15,22 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import lookup
 from fusegen.ops.schema import show_value
-from fusegen.sizes import (
-    Leading,
-    SizeOf,
-    are_told_by_call,
-    part_of,
-    seen_in,
-    size_of,
-    what_asks,
+from fusegen.shaping import part_of, seen_in
+from fusegen.sizes import Leading, SizeOf, are_told_by_call, size_of, what_asks, with_numbers
+from fusegen.unsaid import (
+    PARTS,
+    TYPES,
+    UNTOLD,
+    DeviceOf,
+    TypeOf,
+    current_call,
+    told_of,
 )
-from fusegen.unsaid import PARTS, TYPES, DeviceOf, NotKnownYet, TypeOf
+
+_EXPANDED = (
+    "x.expand: where x meets a value it is as large as that one by itself; so leave it out, or "
+    "write x.expand_as(y), or x.expand(y.shape)"
+)
 
 
 class Largest(NamedTuple):
@@ -78,7 +85,7 @@ def _unbound(x: Expr, dim: int = 0) -> tuple[Expr, ...]:
     """What stands at each place along an axis, where the chain says how many it has."""
     count = _places_along(x, dim)
     if count is None:
-        raise ChainError(f"x.unbind: {PARTS}")
+        count = told_of(x, f"x.unbind: {PARTS}").shape[dim]
     return tuple(lookup("select")(x, dim, i) for i in range(count))
 
 
@@ -91,7 +98,8 @@ class _Parts:
     def __iter__(self) -> Iterator[Expr]:
         asked, count = what_asks(sys._getframe(1))
         if asked != "UNPACK_SEQUENCE":
-            raise NotKnownYet(f"x.split: {PARTS}; or take them apart, as in a, b = x.split(n, dim)")
+            reason = f"x.split: {PARTS}; or take them apart, as in a, b = x.split(n, dim)"
+            count = told_of(self.x, reason).shape[self.dim] // self.size
         return iter(_parted(self.x, self.dim, (count, self.size)))
 
     def __getitem__(self, place: int) -> Expr:
@@ -103,6 +111,7 @@ def _split(x: Expr, sizes: Any, dim: int = 0) -> Sequence[Expr] | _Parts:
     """Parts of an axis that are as long as each other."""
     if isinstance(sizes, SizeOf) and sizes.is_of(dim) and sizes.part.numerator == 1:
         return _chunk(x, sizes.part.denominator, dim)
+    sizes = with_numbers(sizes)
     if isinstance(sizes, int):
         return _Parts(x, sizes, dim)
     if not isinstance(sizes, tuple | list) or len({*sizes}) != 1 or not isinstance(sizes[0], int):
@@ -114,7 +123,7 @@ def _split(x: Expr, sizes: Any, dim: int = 0) -> Sequence[Expr] | _Parts:
 
 
 def _narrowed(x: Expr, dim: int, start: int, length: int) -> Expr:
-    return part_of(x, dim, slice(start, start + length))
+    return part_of(x, dim, slice(start, start + length if start else length))
 
 
 def _filled(x: Expr, fill_value: float) -> Expr:
@@ -134,10 +143,17 @@ def _expanded(x: Expr, *sizes: Any) -> Expr:
     whole = [s for s in (one, *others) if isinstance(s, SizeOf) and s.rank == 1 + len(others)]
     if [s.axes for s in whole] == [(i,) for i in range(1 + len(others))]:
         return _expanded_as(x, whole[0].value)
-    raise NotKnownYet(
-        "x.expand: where x meets a value it is as large as that one by itself; so leave it out, or "
-        "write x.expand_as(y), or x.expand(y.shape)"
-    )
+    own = told_of(x, _EXPANDED).shape
+    wanted = with_numbers((one, *others))
+    beyond = len(wanted) - len(own)
+    shape = tuple(own[i - beyond] if n == -1 else n for i, n in enumerate(wanted))
+    if shape == own:
+        return x
+    call = current_call()
+    as_large = [t for t, seen in call.tensors().items() if seen.shape == shape] if call else []
+    if not as_large:
+        raise ChainError(_EXPANDED)
+    return _expanded_as(x, as_large[0])
 
 
 def _holding(name: str) -> Callable[..., Expr]:
@@ -283,6 +299,17 @@ def _itself(x: Expr) -> Expr:
     return x
 
 
+def axes_of(x: Expr) -> int:
+    """How many axes x has."""
+    return len(told_of(x, f"x.dim: {UNTOLD}").shape)
+
+
+def _count_of(x: Expr) -> int:
+    return math.prod(told_of(x, f"x.numel: {UNTOLD}").shape)
+
+
+# What is told sizes, and works on them whatever they are.
+OF_SIZES = ("reshape", "view", "split", "narrow", "expand")
 SPELLED: Mapping[str, Callable[..., Any]] = {
     "max": _largest("max"),
     "min": _largest("min"),
@@ -315,6 +342,9 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("cat", "concat", "concatenate"), _joined("cat")),
     "stack": _joined("stack"),
     "size": size_of,
+    "dim": axes_of,
+    "ndimension": axes_of,
+    **dict.fromkeys(("numel", "nelement"), _count_of),
     "to": _moved,
     "type": cast,
     "bool": partial(cast, dtype="bool"),

@@ -8,31 +8,33 @@ argument that is no tensor of its own for `__torch_function__`; nothing here imp
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 from fusegen import ir
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import ALIASES, OPS, lookup, nearest
-from fusegen.ops.eager import is_tensor
-from fusegen.sizes import ShapeOf, Untold, part_of, says_last
-from fusegen.spellings import SPELLED, cast
-from fusegen.unsaid import UNKNOWN, DeviceOf, NotKnownYet, TypeOf
+from fusegen.shaping import part_of
+from fusegen.sizes import says_last, shape_of, with_numbers
+from fusegen.spellings import OF_SIZES, SPELLED, axes_of, cast
+from fusegen.standing import Overwritten, current, known, note, seen_through, users_of
+from fusegen.unsaid import UNKNOWN, device_of, type_of
 
 # What torch's functions may be told beside an operation's parameters, where it is not asked for.
 _SWITCHES = ("inplace", "return_indices")
 # What a tensor has of its own, and only a call tells.
-_OWN: Mapping[str, Callable[[Expr], Any]] = {"dtype": TypeOf, "device": DeviceOf, "shape": ShapeOf}
+_OWN: Mapping[str, Callable[[Expr], Any]] = {
+    "dtype": type_of,
+    "device": device_of,
+    "shape": shape_of,
+    "ndim": axes_of,
+}
 # Torch's own names for what Python calls otherwise, and the other way round.
 _PYTHONS = {"__rdiv__": "__rtruediv__", "__div__": "__truediv__"}
 _PYTHONS |= {"__iand__": "logical_and_", "__ior__": "logical_or_"}
 _COMPARING = {"__eq__": "eq", "__ne__": "ne"}
-# What shares its memory with what it is made of.
-_VIEWS = ("squeeze", "unsqueeze", "flatten", "unflatten", "reshape", "select", "detach")
 # Norms over the last axis, if no shape is told.
 _OVER_LAST = ("layer_norm", "rms_norm")
 # What is told a type itself, and does not compute in it.
@@ -63,6 +65,7 @@ def of_torch(
 def attribute_of(x: Expr, name: str) -> Any:
     """What x has by this name, as a tensor would: a method that is an operation."""
     if name in _OWN:
+        note(f"x.{name}")
         return _OWN[name](x)
     if name.startswith("_") or not (name in UNKNOWN or _is_operation(name)):
         is_own = name.startswith("_")
@@ -72,7 +75,7 @@ def attribute_of(x: Expr, name: str) -> Any:
         hint = f"; did you mean {guess!r}?" if guess else ""
         raise AttributeError(f"'Expr' object has no attribute {name!r}{hint}")
     if name in UNKNOWN:
-        raise NotKnownYet(f"x.{name}: {UNKNOWN[name]}")
+        raise ChainError(f"x.{name}: {UNKNOWN[name]}")
     if name == "where":  # of a tensor's, the condition comes first of the arguments
         return lambda condition, other: lookup("where")(condition, x, other)
     return lambda *args, **kwargs: _called(f"x.{name}", name, (x, *args), kwargs)
@@ -98,6 +101,7 @@ def item_of(x: Expr, key: object) -> Expr:
 
 def _item(x: Expr, key: object, axis: int) -> tuple[Expr, bool]:
     """x indexed along one axis, and whether that is there behind it."""
+    key = with_numbers(key)
     if key is None:
         return lookup("unsqueeze")(x, axis), True
     if isinstance(key, slice) and key.start is key.stop is key.step is None:
@@ -132,6 +136,9 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     if not args:
         raise ChainError(f"{where}: the value that it works on is missing")
     x, *others = args
+    if name not in OF_SIZES:
+        others = [v if says_last(v) else with_numbers(v) for v in others]
+        kwargs = {word: v if says_last(v) else with_numbers(v) for word, v in kwargs.items()}
     if name in _OVER_LAST:
         others = [None if says_last(value) else value for value in others]
         kwargs = {word: value for word, value in kwargs.items() if not says_last(value)}
@@ -162,112 +169,24 @@ def _overwriting(
 ) -> Any:
     """The same with a new value, where it is the only one who has the old one."""
     x, *_ = args or [kwargs.get("input")]
-    if not isinstance(x, Expr) or _seen_through(x)[-1].op == "input":
+    if not isinstance(x, Expr) or seen_through(x)[-1].op == "input":
         changes = f"changes x in place, but a chain's steps give new values; write {instead}"
         wants = "inplace=True would change what the chain is given; leave it out, or give "
         raise ChainError(
             f"{where} {changes}" if instead else f"{where}: {wants}the module inplace=False"
         )
-    users = _users_of(_seen_through(x))
+    users = users_of(seen_through(x))
     found = _called(where, name, args, kwargs)
-    if (tracing := _tracing.get()) is not None:
+    if (tracing := current()) is not None:
         way = f"write {instead}" if instead else "leave it out, or give the module inplace=False"
         what = where if instead else f"{where}: inplace=True"
-        tracing.overwritten.append(_Overwritten(what, way, x, found, users))
+        tracing.overwritten.append(Overwritten(what, way, x, found, users))
     return found
-
-
-def _seen_through(x: Expr) -> list[Expr]:
-    """x and what it is a view of, which shares its memory: last what was made itself."""
-    found = [x]
-    while (getattr(x.attrs[0], "name", "") if x.op == "call" else x.op) in _VIEWS:
-        x = x.args[0]
-        found.append(x)
-    return found
-
-
-def _users_of(values: Sequence[Expr]) -> list[Expr]:
-    """All that has been computed of these so far."""
-    with ir.interning:
-        nodes = list(ir.interned.values())
-    return [n for n in nodes if any(v in n.args for v in values)]
-
-
-class _Overwritten(NamedTuple):
-    """A value in whose place another came."""
-
-    where: str
-    way: str  # what to write instead
-    before: Expr
-    after: Expr
-    users: Sequence[Expr]  # what had been computed of it by then
-
-    def check(self, results: Sequence[Expr]) -> None:
-        """Raise ChainError where the value, or what it is a view of, is used later."""
-        values = _seen_through(self.before)
-        allowed = {self.after, *self.users}
-        later = (n for n in ir.topological(results) if n not in allowed)
-        if any(v in n.args for n in later for v in values) or not set(values).isdisjoint(results):
-            raise ChainError(f"{self.where} changes a value that is used elsewhere too; {self.way}")
-
-
-class _Tracing(NamedTuple):
-    """What holds while a function is traced."""
-
-    tensors: Mapping[int, Expr]  # by the ids of those that the function has, what stands for them
-    has_gradients: bool  # whether torch records gradients where the function begins
-    overwritten: list[_Overwritten]
-
-    def check(self, results: Iterable[Expr]) -> None:
-        """Raise ChainError where what was overwritten is used elsewhere."""
-        for each in self.overwritten:
-            each.check(tuple(results))
-
-
-_tracing: ContextVar[_Tracing | None] = ContextVar("_tracing", default=None)
-
-
-def _has_gradients() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is None or bool(torch.is_grad_enabled())
-
-
-@contextmanager
-def standing_for(tensors: Mapping[int, Expr]) -> Iterator[_Tracing]:
-    """For tensors, by their ids, take these expressions."""
-    tracing = _Tracing(tensors, _has_gradients(), [])
-    token = _tracing.set(tracing)
-    try:
-        yield tracing
-    finally:
-        _tracing.reset(token)
-
-
-def known(value: Any, where: str) -> Any:
-    """The value; of a tensor, the expression that stands for it."""
-    tracing = _tracing.get()
-    if tracing is not None and tracing.has_gradients != _has_gradients():
-        raise ChainError(
-            f"{where}: under torch.no_grad(), or in a torch.autograd.Function, which no chain has; "
-            "of what has no gradient write x.detach(), as in x + (q - x).detach()"
-        )
-    if isinstance(value, list | tuple) and any(map(is_tensor, value)):
-        return [known(each, where) for each in value]
-    if not is_tensor(value):
-        return value
-    if tracing is not None and id(value) in tracing.tensors:
-        return tracing.tensors[id(value)]
-    raise ChainError(
-        f"{where}: got a {type(value).__name__}, wanted an expression or a number; give the "
-        "function a parameter for it and pass it in the call, or make a fusegen.Layer of a module"
-    )
 
 
 def _with_tensors(op: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr, Any], Expr]:
     def found(x: Expr, other: Any) -> Expr:
-        if isinstance(other, Untold):
-            other.refuse()
-        return method(x, known(other, op))
+        return method(x, known(with_numbers(other), op))
 
     return found
 
@@ -276,11 +195,11 @@ def _assigning(sign: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr
     """x += y and the like: a new value by x's name, and no other's."""
 
     def found(x: Expr, other: Any) -> Expr:
-        users = _users_of(_seen_through(x))
+        users = users_of(seen_through(x))
         result = method(x, other)
-        if (tracing := _tracing.get()) is not None and _is_outside():
+        if (tracing := current()) is not None and _is_outside():
             way = f"write x = x {sign} y"
-            told = _Overwritten(f"x {sign}= y", way, x, result, users)
+            told = Overwritten(f"x {sign}= y", way, x, result, users)
             tracing.overwritten.append(told)
         return result
 
@@ -302,9 +221,9 @@ def _compared(op: str) -> Callable[[Expr, object], Any]:
 
     def found(x: Expr, other: object) -> Any:
         if isinstance(other, Expr):
-            is_traced = _tracing.get() is not None and _is_outside()
+            is_traced = current() is not None and _is_outside()
             return ir.primitive(op, x, other) if is_traced else NotImplemented
-        if not isinstance(other, Real):
+        if not isinstance(other := with_numbers(other), Real):
             return NotImplemented
         return ir.primitive(op, x, _number(other))
 
@@ -337,6 +256,7 @@ def be_like_tensors() -> None:
         "__getattr__": attribute_of,
         "__getitem__": item_of,
         "__iter__": _refuse_parts,
+        "__len__": lambda x: int(shape_of(x)[0]),
         "__matmul__": _refuse_products,
         "__rmatmul__": _refuse_products,
         "__eq__": _compared("eq"),

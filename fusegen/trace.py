@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusegen import ir
 from fusegen.errors import ChainError
@@ -26,8 +26,9 @@ from fusegen.ops import (
     takes,
 )
 from fusegen.ops.schema import alternatives, annotations_of, show_value
-from fusegen.tensorlike import be_like_tensors, standing_for
-from fusegen.unsaid import TypeOf
+from fusegen.standing import View, stand_in, standing_for
+from fusegen.tensorlike import be_like_tensors
+from fusegen.unsaid import NotKnownYet, current_call
 
 be_like_tensors()
 
@@ -49,9 +50,17 @@ _PER_CHANNEL: Mapping[str, str] = {
     "mul": "mul_channel",
     "div": "div_channel",
 }
-# Which axes a traced value has is not known; that it varies along all keeps a reduction over any
-# of them from vanishing as one over nothing.
-_ANY_AXIS = frozenset(range(-64, 65)) - {0}
+
+
+class Traced(NamedTuple):
+    """The chain that a function is, and the tensors that stand in it without being passed: those
+    that the function has, and those that it makes or takes of them, by the names of operands; and
+    which of them are views of others.
+    """
+
+    chain: Chain
+    held: Mapping[str, Any]
+    views: Mapping[str, View]
 
 
 def trace(
@@ -62,31 +71,41 @@ def trace(
     """The chain that a function computes from its first parameter; the others are its operands, but
     for those that have a default, unless they are given. Of a tuple that it returns, the first is
     the chain's result, and the others are given beside it.
+    """
+    return traced(function, held, given).chain
 
-    held has tensors that the function uses without being passed them, by the names of operands that
-    stand for them: those that it does use come behind the others.
+
+def traced(
+    function: Callable[..., Any],
+    held: Mapping[str, object] | None = None,
+    given: Container[str] = (),
+) -> Traced:
+    """The same, with the tensors that it holds. held has tensors that the function uses without
+    being passed them, by the names of operands that stand for them: those that it does use come
+    behind the others. Raises NotKnownYet where it asks for what only a call tells.
     """
     if callable(forward := getattr(function, "forward", None)):  # a module's
         name, function = type(function).__name__, forward
     else:
         name = getattr(function, "__name__", "the function")
     input_name, placements = _parameters(function, name, given)
-    x = ir.tensor(input_name, _ANY_AXIS, None)
-    tensors = {p: ir.tensor(p, _ANY_AXIS, None) for p in placements}
-    others = {name: ir.tensor(name, _ANY_AXIS, None) for name in held or {}}
-    try:
-        held_by_id = {id(t): others[name] for name, t in (held or {}).items()}
-        with standing_for(held_by_id) as tracing:
+    x, tensors = stand_in(input_name), {p: stand_in(p) for p in placements}
+    with standing_for(held or {}, {input_name, *placements}) as tracing:
+        try:
             result: object = function(x, **tensors)
-    except (TypeError, AttributeError, OverflowError) as error:
-        if TypeOf.__name__ in str(error):  # of torch.finfo, and whatever else wants a type
-            error = TypeError(f"{error}; {TypeOf.REASON}; for its least write float('-inf')")
-        raise ChainError(
-            f"{name}: {error} (a chain's function is called once, with "
-            f"expressions; it uses operators and fusegen's operations, and no `if` on their values)"
-        ) from error
-    except BadArgument as error:
-        raise ChainError(f"{name}: {error}") from error
+        except (TypeError, AttributeError, OverflowError) as error:
+            if tracing.asked and current_call() is None:
+                raise NotKnownYet(
+                    f"{name}: {error}; {tracing.asked[-1]} is not known before a call, and "
+                    "fusegen.compile, which waits for one, takes such a function"
+                ) from error
+            raise ChainError(
+                f"{name}: {error} (a chain's function is called once, with "
+                f"expressions; it uses operators and fusegen's operations, and no `if` on their "
+                "values)"
+            ) from error
+        except BadArgument as error:
+            raise ChainError(f"{name}: {error}") from error
     results = result if isinstance(result, tuple) and result else (result,)
     for each in results:
         if not isinstance(each, Expr):
@@ -94,12 +113,18 @@ def trace(
         if each is x:
             raise ChainError(f"{name}: returns its first parameter unchanged; a chain needs a step")
     tracing.check(results)
-    chain = _Line(name, x, {**placements, **dict.fromkeys(others)}).through(results)
+    others = dict.fromkeys(tracing.others)
+    chain = _Line(name, x, {**placements, **others}).through(results)
     unused = [p for p in placements if p not in chain.given]
-    if unused:
+    if unused and not tracing.asked:  # whose sizes may be all that is wanted
         raise ChainError(f"{name}: the parameter {unused[0]!r} is never used")
-    taken = (*placements, *(name for name in others if name in chain.given))
-    return takes(*taken) | chain if taken else chain
+    taken = tuple(name for name in (*placements, *others) if name in chain.given)
+    return Traced(takes(*taken) | chain if taken else chain, tracing.held, tracing.views)
+
+
+def chain_to(value: Expr, x: Expr, operands: Sequence[str]) -> Chain:
+    """The steps from an input, with others beside it, to a value that is computed of it."""
+    return _Line("the function", x, dict.fromkeys(operands)).through((value,))
 
 
 def _parameters(

@@ -1,26 +1,28 @@
 """What a chain does not say: tensors' methods and functions that it lacks, each with what to write.
 
 Nothing of a tensor is known before a call, so what it has of its own is told as not known yet; its
-type and its device may be asked for where another value is cast to them.
+type and its device may be asked for where another value is cast to them. A function that asks for
+more is traced when it is called, and then the call tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 
 TYPES = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "double": "float64"}
+UNTOLD = (
+    "its axes are not known before a call; fusegen.compile takes a function that asks, and traces "
+    "it when it is called; flatten(1), unflatten, mean and the like need no sizes"
+)
 # What a tensor knows of itself, and what to write where a chain asks for it.
 UNKNOWN: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("dim", "ndim", "numel"),
-        "its axes are not known before a call; flatten(1), unflatten, mean and the like need no "
-        "sizes",
-    ),
     **dict.fromkeys(("item", "tolist", "numpy", "cpu"), "it has no values before a call"),
     **dict.fromkeys(("requires_grad", "is_leaf", "grad_fn"), "it is not known before a call"),
     **dict.fromkeys(
@@ -40,6 +42,7 @@ PARTS = "how many parts it has is not known; they are x.select(dim, 0), x.select
 # What to write in a chain's text for what only a function can say, or nothing can.
 UNSAID: Mapping[str, str] = {
     **UNKNOWN,
+    **dict.fromkeys(("dim", "ndim", "numel", "size", "shape"), UNTOLD),
     "glu": "write a function, def f(x): return F.glu(x, dim); of the last axis it is unflatten(-1, "
     "(2, -1)) | keep(y) | select(-2, 1) | sigmoid | keep(gate) | recall(y) | select(-2, 0) | "
     "mul(gate)",
@@ -57,6 +60,60 @@ class NotKnownYet(ChainError):
     """What a tensor has, and an expression has not before a call."""
 
 
+class Told(Protocol):
+    """What a call tells of a value: its sizes, torch's type and its device."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def device(self) -> Any: ...
+
+
+class Call(Protocol):
+    """A call for which a function is traced."""
+
+    def of(self, value: Expr) -> Told:
+        """What it tells of a value."""
+
+    def tensors(self) -> Mapping[Expr, Told]:
+        """What it gives to the function, by what stands for it."""
+
+    def part(self, value: Expr, axis: int, key: slice) -> Expr | None:
+        """What stands for a part of a tensor behind the first, which the call takes of it."""
+
+
+_call: ContextVar[tuple[Call | None, bool]] = ContextVar("_call", default=(None, False))
+
+
+@contextmanager
+def told_by(call: Call, *, at_once: bool) -> Iterator[None]:
+    """With a call that tells what is asked for: at once, or only what chains cannot do without."""
+    token = _call.set((call, at_once))
+    try:
+        yield
+    finally:
+        _call.reset(token)
+
+
+def current_call() -> Call | None:
+    """The call for which is traced, if there is one."""
+    return _call.get()[0]
+
+
+def tells_at_once() -> bool:
+    """Whether sizes and types are the call's own from the beginning."""
+    return _call.get()[1]
+
+
+def told_of(value: Expr, reason: str) -> Told:
+    """What the call tells of a value; NotKnownYet, for this reason, where there is none."""
+    if (call := current_call()) is None:
+        raise NotKnownYet(reason)
+    return call.of(value)
+
+
 @dataclass(frozen=True, eq=False)
 class TypeOf:
     """x.dtype, which a call tells: what another value may be cast to."""
@@ -68,9 +125,15 @@ class TypeOf:
     value: Expr
 
     def __eq__(self, other: object) -> bool:
-        raise NotKnownYet(self.REASON)
+        other = other.told() if isinstance(other, TypeOf) else other
+        return bool(self.told() == other)
 
-    __hash__ = None  # type: ignore[assignment]
+    def __hash__(self) -> int:
+        return hash(self.told())
+
+    def told(self) -> Any:
+        """Torch's type."""
+        return told_of(self.value, self.REASON).dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +143,21 @@ class DeviceOf:
     value: Expr
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, DeviceOf):
-            raise NotKnownYet("x.device is not known before a call, which has one for all")
-        return True
+        if isinstance(other, DeviceOf):
+            return True
+        reason = "x.device is not known before a call, which has one for all"
+        return bool(told_of(self.value, reason).device == other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def type_of(x: Expr) -> Any:
+    """x.dtype."""
+    found = TypeOf(x)
+    return found.told() if tells_at_once() else found
+
+
+def device_of(x: Expr) -> Any:
+    """x.device."""
+    call = current_call()
+    return call.of(x).device if call is not None and tells_at_once() else DeviceOf(x)

@@ -1,0 +1,159 @@
+"""What stands for tensors while a function is traced, and what that function does to it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from fusegen import ir
+from fusegen.errors import ChainError
+from fusegen.ir import Expr
+from fusegen.ops.eager import is_tensor
+from fusegen.unsaid import NotKnownYet, current_call
+
+# What shares its memory with what it is made of.
+_VIEWS = ("squeeze", "unsqueeze", "flatten", "unflatten", "reshape", "select", "detach")
+# Which axes a traced value has is not known; that it varies along all keeps a reduction over any
+# of them from vanishing as one over nothing.
+_ANY_AXIS = frozenset(range(-64, 65)) - {0}
+
+
+def stand_in(name: str) -> Expr:
+    """What stands for the tensor that the chain calls so."""
+    return ir.tensor(name, _ANY_AXIS, None)
+
+
+def seen_through(x: Expr) -> list[Expr]:
+    """x and what it is a view of, which shares its memory: last what was made itself."""
+    found = [x]
+    while (getattr(x.attrs[0], "name", "") if x.op == "call" else x.op) in _VIEWS:
+        x = x.args[0]
+        found.append(x)
+    return found
+
+
+def users_of(values: Sequence[Expr]) -> list[Expr]:
+    """All that has been computed of these so far."""
+    with ir.interning:
+        nodes = list(ir.interned.values())
+    return [n for n in nodes if any(v in n.args for v in values)]
+
+
+class Overwritten(NamedTuple):
+    """A value in whose place another came."""
+
+    where: str
+    way: str  # what to write instead
+    before: Expr
+    after: Expr
+    users: Sequence[Expr]  # what had been computed of it by then
+
+    def check(self, results: Sequence[Expr]) -> None:
+        """Raise ChainError where the value, or what it is a view of, is used later."""
+        values = seen_through(self.before)
+        allowed = {self.after, *self.users}
+        later = (n for n in ir.topological(results) if n not in allowed)
+        if any(v in n.args for n in later for v in values) or not set(values).isdisjoint(results):
+            raise ChainError(f"{self.where} changes a value that is used elsewhere too; {self.way}")
+
+
+class View(NamedTuple):
+    """A part of a tensor, which each call takes anew: whose, and at which index."""
+
+    of: str
+    index: Any
+
+
+@dataclass(frozen=True)
+class Tracing:
+    """What holds while a function is traced."""
+
+    held: dict[str, Any]  # tensors that the function has, by the names of operands
+    others: dict[str, Expr]  # what stands for those, by the same names
+    by_id: dict[int, Expr]  # the same, by the ids of the tensors
+    taken: Container[str] = ()  # names that mean something else
+    has_gradients: bool = True  # whether torch records gradients where the function begins
+    overwritten: list[Overwritten] = field(default_factory=list)
+    views: dict[str, View] = field(default_factory=dict)  # of those that it has, by name
+    made: dict[int, Any] = field(default_factory=dict)  # tensors that it makes of numbers, by id
+    asked: list[str] = field(default_factory=list)  # what it wanted to know of values
+
+    def check(self, results: Sequence[Expr]) -> None:
+        """Raise ChainError where what was overwritten is used elsewhere."""
+        for each in self.overwritten:
+            each.check(results)
+
+    def hold(self, tensor: Any, name: str, view: View | None = None) -> Expr:
+        """What stands for one tensor more, by such a name; of a view, whose it is."""
+        while name in self.others or name in self.taken:
+            name += "_"
+        self.held[name], self.others[name] = tensor, stand_in(name)
+        self.by_id[id(tensor)] = self.others[name]
+        if view is not None:
+            self.views[name] = view
+        return self.others[name]
+
+
+_tracing: ContextVar[Tracing | None] = ContextVar("_tracing", default=None)
+
+
+def current() -> Tracing | None:
+    """What holds for the function that is traced now, if there is one."""
+    return _tracing.get()
+
+
+def _has_gradients() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is None or bool(torch.is_grad_enabled())
+
+
+@contextmanager
+def standing_for(held: Mapping[str, Any], taken: Container[str] = ()) -> Iterator[Tracing]:
+    """For tensors, by the names of operands, take expressions."""
+    others = {name: stand_in(name) for name in held}
+    by_id = {id(tensor): others[name] for name, tensor in held.items()}
+    tracing = Tracing({**held}, others, by_id, taken, _has_gradients())
+    token = _tracing.set(tracing)
+    try:
+        yield tracing
+    finally:
+        _tracing.reset(token)
+
+
+def note(asked: str) -> None:
+    """Note that the function wants to know something of a value."""
+    if (tracing := current()) is not None:
+        tracing.asked.append(asked)
+
+
+def known(value: Any, where: str) -> Any:
+    """The value; of a tensor, the expression that stands for it."""
+    tracing = current()
+    if tracing is not None and tracing.has_gradients != _has_gradients():
+        raise ChainError(
+            f"{where}: under torch.no_grad(), or in a torch.autograd.Function, which no chain has; "
+            "of what has no gradient write x.detach(), as in x + (q - x).detach()"
+        )
+    if isinstance(value, list | tuple) and any(map(is_tensor, value)):
+        return [known(each, where) for each in value]
+    if not is_tensor(value):
+        return value
+    if tracing is not None and id(value) in tracing.by_id:
+        return tracing.by_id[id(value)]
+    if tracing is not None and id(value) in tracing.made:
+        if value.dim() == 0 and value.is_floating_point():
+            return value.item()
+        if current_call() is None:
+            raise NotKnownYet(f"{where}: got a tensor that the function makes; {_MADE}")
+        return tracing.hold(value, "constant")
+    raise ChainError(
+        f"{where}: got a {type(value).__name__}, wanted an expression or a number; give the "
+        "function a parameter for it and pass it in the call, or make a fusegen.Layer of a module"
+    )
+
+
+_MADE = "fusegen.compile takes such a function, and traces it when it is called"
