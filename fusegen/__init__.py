@@ -64,6 +64,7 @@ __all__ = [
     "Layer",
     "Mask",
     "Op",
+    "Specialised",
     "Trailing",
     "Typed",
     "UnsupportedError",
@@ -90,9 +91,9 @@ def compile(source: str | Chain | Op | Callable[..., Any]) -> "Fused | Specialis
     Nothing is built before its first call. Raises ChainError for a mistake in the chain; of a
     function that asks for sizes or types, which only a call tells, the call does.
     """
-    # Here, because it imports torch.
+    # Here, because they import torch.
     from fusegen.runtime import Fused
-    from fusegen.specialised import compiled
+    from fusegen.specialised import compiled  # the same
 
     fused = compiled(source)
     if isfunction(source) and isinstance(fused, Fused):
@@ -109,6 +110,11 @@ def __getattr__(name: str) -> Op:
         from fusegen.runtime import Fused
 
         return Fused  # type: ignore[return-value]  # to a type checker it is the import above
+    if name == "Specialised":
+        # Here, because it imports torch.
+        from fusegen.specialised import Specialised
+
+        return Specialised  # type: ignore[return-value]  # the same
     if name == "Layer":
         # Here, because it imports torch.
         from fusegen.layer import Layer

@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fusegen.arguments import check_tensor
-from fusegen.borrowing import Wanted, in_mode, lent_by
-from fusegen.borrowing import traced as traced_module
+from fusegen.borrowing import Wanted, in_mode, lent_by, traced
 from fusegen.dsl import chain
 from fusegen.errors import ArgumentError, ChainError
 from fusegen.ops import RUNNING, Chain, Op, Step
@@ -104,22 +104,23 @@ class Layer(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _trace(self, modes: tuple[bool | str, ...], also: Collection[str]) -> Chosen | Answers:
-        def traced() -> Traced:
-            found, self._wanted = traced_module(self.module, self._lent, also)
-            return found
-
         try:
-            found = while_noting(traced)
+            found = while_noting(partial(self._traced, also))
             self._by_mode[modes] = chosen_of(found, Fused(found.chain), self._lent)
         except NotKnownYet:
-            self._by_mode[modes] = Answers(traced)
+            self._by_mode[modes] = Answers()
         return self._by_mode[modes]
 
+    def _traced(self, also: Collection[str]) -> Traced:
+        found, self._wanted = traced(self.module, self._lent, also)
+        return found
+
     def _hold(self, name: str, tensor: Tensor) -> None:
-        if name not in self.chain.given:
+        takes = self._takes()
+        if name not in takes:
             raise ArgumentError(
-                f"no operand is called {name!r}: the chain {self.chain.text!r} takes "
-                f"{', '.join(('x', *self.chain.given))}"
+                f"no operand is called {name!r}: the chain {self.extra_repr()} takes "
+                f"{', '.join(('x', *takes))}".replace("  ", " ")
             )
         if not isinstance(tensor, Tensor):
             raise ArgumentError(
@@ -136,12 +137,25 @@ class Layer(nn.Module):
                 f"operand {name!r} cannot be held: {error.args[0]}; call it something else"
             ) from error
 
+    def _takes(self) -> tuple[str, ...]:
+        """The operands that are held or passed, behind the input."""
+        found, optionals = self._usual(), self._optionals
+        if isinstance(found, Answers):
+            assert optionals is not None
+            return optionals.order
+        optional = () if optionals is None else sorted(optionals.names)
+        return tuple(dict.fromkeys((*found.fused.chain.given, *optional)))
+
+    def _usual(self) -> Chosen | Answers:
+        """Of a module, what it is in the modes in which its parts are; else as it trains."""
+        return self._find() if "module" in self._modules else self._by_mode[True,]
+
     @property
     def chain(self) -> Chain:
         """The chain: of a module, in the modes in which its parts are; else as it trains. Raises
         ChainError where the module's forward has one for each shape or type.
         """
-        found = self._find() if "module" in self._modules else self._by_mode[True,]
+        found = self._usual()
         if isinstance(found, Answers):
             raise ChainError(
                 f"{type(self.module).__name__} asks for sizes or types, and has a chain for each; "
@@ -165,12 +179,13 @@ class Layer(nn.Module):
         if x is None:
             x = named.pop(self._input, None)
         also: Collection[str] = ()
-        if self._optionals is not None and (operands or named):
+        if self._optionals is not None and (operands or named or self._held):
             operands, named = self._optionals.by_name(operands, named)
-            also = self._optionals.names.intersection(named)
+            also = self._optionals.names.intersection({*named, *self._held})
         found = self._find(also)
         if isinstance(found, Answers):
-            answered: tuple[Fused, list[Any]] = self._answered(found, x, operands, named)
+            trace = partial(self._traced, also)
+            answered: tuple[Fused, list[Any]] = self._answered(found, trace, x, operands, named)
             return answered
         if self._wanted is not None and isinstance(x, Tensor):
             self._wanted.check(x)
@@ -190,25 +205,29 @@ class Layer(nn.Module):
     def _answered(
         self,
         answers: Answers,
+        trace: Callable[[], Traced],
         x: Tensor | None,
         operands: tuple[Tensor, ...],
         named: Mapping[str, Tensor],
     ) -> tuple[Fused, list[Any]]:
         """The same for a module whose forward asks what only a call tells."""
         assert self._optionals is not None
+        held: dict[str, Any] = {n: self._own(n) for n in self._held}
         order = (self._input, *self._optionals.order)
-        given: dict[str, Any] = {**dict(zip(order, (x, *operands), strict=False)), **named}
+        passed = [n for n in order if n not in held]
+        given = {**dict(zip(passed, (x, *operands), strict=False)), **held, **named}
         wanted = (self._input, *self._optionals.required)
         is_whole = all(given.get(n) is not None for n in wanted)
-        if not is_whole or not given.keys() <= {*order} or len(operands) >= len(order):
-            got = [n for n, tensor in given.items() if tensor is not None]
+        if not is_whole or not given.keys() <= {*order} or len(operands) >= len(passed):
+            count = len(operands) + (x is not None)
             raise ArgumentError(
-                f"{type(self.module).__name__}: got {', '.join(got) or 'nothing'}, wanted "
-                f"{', '.join(wanted)}"
+                f"got {count} tensors by position and {[*named]} by name, wanted "
+                f"{', '.join(n for n in wanted if n not in self._held)}, as "
+                f"{type(self.module).__name__} takes them"
             )
         for name, tensor in given.items():
             check_tensor(name, tensor)
-        found = answers.chosen(given, {name: self._own(name) for name in self._lent})
+        found = answers.chosen(trace, given, lambda: {name: self._own(name) for name in self._lent})
         if self._wanted is not None:
             self._wanted.check(given[self._input])
         tensors = found.operands(lambda n: given[n] if n in given else self._own(n))
@@ -221,7 +240,8 @@ class Layer(nn.Module):
 
     def extra_repr(self) -> str:
         """The chain's text."""
-        return repr(self.chain.text)
+        found = self._usual()
+        return "" if isinstance(found, Answers) else repr(found.fused.chain.text)
 
 
 def _in_evaluation(found: Chain) -> Chain:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusegen import ir
 from fusegen.arguments import check_tensor
@@ -126,20 +127,25 @@ class _Making(TorchFunctionMode):
         return found
 
 
+class _Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses to draw for a tensor that is made while a function is traced."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        is_seeded = torch.Tag.nondeterministic_seeded in function.tags
+        if is_seeded and not any(isinstance(t, Tensor) and t.is_meta for t in args):
+            raise ChainError(
+                f"{function}: the function draws numbers, which would be the same in every call; "
+                "pass them, or use dropout, which draws new ones"
+            )
+        return function(*args, **(kwargs or {}))
+
+
 def while_noting(trace: Callable[[], Traced]) -> Traced:
-    """What is traced, where tensors that the function makes are constants of the chain, and not
-    drawn.
-    """
-    before = torch.get_rng_state()
-    with _Making():
-        found = trace()
-    if not torch.equal(before, torch.get_rng_state()):
-        torch.set_rng_state(before)
-        raise ChainError(
-            "the function draws random numbers, which would be the same in every call; pass them, "
-            "or use dropout, which draws new ones"
-        )
-    return found
+    """What is traced, where tensors that the function makes are constants of the chain."""
+    with _Making(), _Drawing():  # type: ignore[no-untyped-call]
+        return trace()
 
 
 def chosen_of(found: Traced, fused: Fused, whose: Container[str]) -> Chosen:
@@ -153,12 +159,16 @@ def chosen_of(found: Traced, fused: Fused, whose: Container[str]) -> Chosen:
 class Answers:
     """The chains of what has to be traced for each call, by what the calls tell."""
 
-    def __init__(self, trace: Callable[[], Traced]) -> None:
-        self._trace = trace
+    def __init__(self) -> None:
         self._chosen: dict[Any, Chosen] = {}
         self._fused: dict[Chain, Fused] = {}
 
-    def chosen(self, given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Chosen:
+    def chosen(
+        self,
+        trace: Callable[[], Traced],
+        given: Mapping[str, Tensor],
+        own: Callable[[], Mapping[str, Tensor]] = dict,
+    ) -> Chosen:
         """The chain for a call with these tensors, by the names of the function's parameters, and
         with those that the function has itself.
         """
@@ -168,24 +178,28 @@ class Answers:
         key = (mode, *given, *[(t.shape, t.dtype, t.device) for t in given.values()])
         found = self._chosen.get(key)
         if found is None:
-            found = self._find(_Call({**given, **own}))
+            found = self._find(trace, _Call({**given, **own()}))
             remember(self._chosen, key, found)
         return found
 
-    def _find(self, call: _Call) -> Chosen:
-        found = self._traced(call)
+    def _find(self, trace: Callable[[], Traced], call: _Call) -> Chosen:
+        found = _traced_for(call, trace)
         if found.chain not in self._fused:
             remember(self._fused, found.chain, Fused(found.chain))
         return chosen_of(found, self._fused[found.chain], call)
 
-    def _traced(self, call: _Call) -> Traced:
-        """Traced with sizes as all chains have them, which are the same for all sizes; and if that
-        is not enough, with the call's.
-        """
-        with suppress(ChainError), told_by(call, at_once=False):
-            return while_noting(self._trace)
-        with told_by(call, at_once=True):
-            return while_noting(self._trace)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Answers, ()  # it holds no state but caches, and those are one module's
+
+
+def _traced_for(call: _Call, trace: Callable[[], Traced]) -> Traced:
+    """Traced with sizes as all chains have them, which are the same for all sizes; and if that is
+    not enough, with the call's.
+    """
+    with suppress(ChainError), told_by(call, at_once=False):
+        return while_noting(trace)
+    with told_by(call, at_once=True):
+        return while_noting(trace)
 
 
 class Specialised:
@@ -206,6 +220,8 @@ class Specialised:
         self._optional = [p.name for p in parameters if p.default is None]
         self._signature = inspect.signature(function)
         self._answers: dict[tuple[str, ...], Answers] = {}
+        # What was called before with just the operands of its chain is known again by that.
+        self._known: dict[Any, Fused] = {}
         update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, out: Tensor | None = None, **named: Any) -> Any:
@@ -219,10 +235,15 @@ class Specialised:
         return self._called(args, out, named)
 
     def _called(self, args: tuple[Any, ...], out: Tensor | None, named: Mapping[str, Any]) -> Any:
+        key = _kinds_of(args) if not named else None
+        if key in self._known:
+            return self._known[key](*args, out=out)
         given = self._given(args, named)
         chosen = self._chosen(given)
-        x = next(iter(given.values()))
-        return chosen.fused(x, *chosen.operands(given.__getitem__), out=out)
+        x, *operands = given
+        if key is not None and chosen.fused.chain.given == (*operands,) and not chosen.views:
+            remember(self._known, key, chosen.fused)
+        return chosen.fused(given[x], *chosen.operands(given.__getitem__), out=out)
 
     def _given(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Tensor]:
         """The tensors by the names of the parameters."""
@@ -245,11 +266,8 @@ class Specialised:
 
     def _chosen(self, given: Mapping[str, Tensor]) -> Chosen:
         also = tuple([name for name in self._optional if name in given])
-        answers = self._answers.get(also)
-        if answers is None:
-            answers = Answers(lambda: traced(self._function, given=also))
-            self._answers[also] = answers
-        return answers.chosen(given, {})
+        answers = self._answers.setdefault(also, Answers())
+        return answers.chosen(lambda: traced(self._function, given=also), given)
 
     def compiled_for(self, *args: Tensor, **named: Tensor) -> Fused:
         """The compiled chain for a call with these tensors, of which shapes and types count; what
@@ -291,6 +309,13 @@ class Specialised:
 
     def __deepcopy__(self, memo: object) -> Specialised:
         return self  # it holds no state but caches
+
+
+def _kinds_of(args: tuple[Any, ...]) -> Any:
+    """What decides for a chain, of arguments that are all tensors and are not cast; else None."""
+    if torch._C._is_any_autocast_enabled() or not all(isinstance(t, Tensor) for t in args):
+        return None
+    return tuple([(t.shape, t.dtype, t.device) for t in args])
 
 
 def compiled(source: Any) -> Fused | Specialised:

@@ -116,7 +116,7 @@ def traced(
     others = dict.fromkeys(tracing.others)
     chain = _Line(name, x, {**placements, **others}).through(results)
     unused = [p for p in placements if p not in chain.given]
-    if unused and not tracing.asked:  # whose sizes may be all that is wanted
+    if unused and current_call() is None:  # its sizes may be all that is wanted
         raise ChainError(f"{name}: the parameter {unused[0]!r} is never used")
     taken = tuple(name for name in (*placements, *others) if name in chain.given)
     return Traced(takes(*taken) | chain if taken else chain, tracing.held, tracing.views)

@@ -21,8 +21,8 @@ UNOPTIMISED = (
     *("test_holding", "test_integers", "test_joining", "test_layer", "test_layouts"),
     *("test_losses", "test_masks", "test_mixed", "test_norms"),
     *("test_operands", "test_operators", "test_pooling"),
-    *("test_second_derivatives", "test_segments", "test_selecting", "test_stacking"),
-    *("test_tensorlike", "test_transforms", "test_viewing"),
+    *("test_second_derivatives", "test_segments", "test_selecting", "test_specialised"),
+    *("test_stacking", "test_tensorlike", "test_transforms", "test_viewing"),
 )
 
 

@@ -301,7 +301,7 @@ WRONG: list[tuple[Callable[..., object], str]] = [
     (lambda x: x * (2 if x.dtype == torch.float16 else 1), r"x.dtype is not known before a call"),
     (lambda x: x * (1 if x.dtype in (torch.half,) else 2), r"x.dtype is not known before a call"),
     (lambda x: x.to("cuda", torch.float32), r"x.to: got a device, but all that a call"),
-    (lambda x: x * torch.finfo(x.dtype).min, r"x.dtype is not known before a call; .*'-inf'"),
+    (lambda x: x * torch.finfo(x.dtype).min, r"x.dtype is not known before a call, and fusegen"),
     (lambda x: x.unbind(1)[0], r"x.unbind: how many parts it has is not known"),
     (lambda x: x.unflatten(1, (2, -1)).unbind(2)[0], r"x.unbind: how many parts it has"),
     (lambda x: x.to("cuda"), r"to: dtype wants 'float16' or"),
@@ -480,7 +480,7 @@ def test_a_tensor_that_a_call_may_not_give_is_told(names, by_name, message):
 def test_an_expression_is_none_of_what_a_tensor_is_not():
     with pytest.raises(ChainError, match="must return an expression, got False"):
         fusegen.chain(lambda x: hasattr(x, "no_such"))
-    with pytest.raises(ChainError, match=r"x\.ndim: its axes are not known before a call"):
+    with pytest.raises(ChainError, match=r"x\.dim: its axes are not known before a call"):
         fusegen.chain(lambda x: x * 2 if hasattr(x, "ndim") else x * 3)
     with pytest.raises(ChainError, match=r"no attribute .__array__."):
         fusegen.chain(lambda x: x.__array__())

@@ -1,0 +1,311 @@
+"""Functions and modules that ask for sizes and types: traced as they are called."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fusegen
+from fusegen import ArgumentError, ChainError, Fused, Layer
+from fusegen.specialised import Specialised
+
+
+def rows_one_by_one(x):
+    best = x[0]
+    for i in range(1, len(x)):
+        best = torch.maximum(best, x[i])
+    return best
+
+
+def halves_one_by_one(x):
+    total = 0
+    for part in x.split(4, -1):
+        total = total + part.relu()
+    return total
+
+
+def by_axes(x):
+    return x.mean((2, 3)) if x.dim() == 4 else x.mean(1)
+
+
+def causal(x):
+    count = x.size(-1)
+    later = torch.ones(count, count, dtype=torch.bool, device=x.device).triu(1)
+    return x.masked_fill(later, torch.finfo(x.dtype).min).softmax(-1)
+
+
+# What is written, beside the shapes of its operands.
+ASKING = {
+    "root of a size": (lambda x: (x / math.sqrt(x.size(-1))).softmax(-1), ()),
+    "power of a size": (lambda x: x * x.shape[-1] ** -0.5, ()),
+    "sum by a size": (lambda x: x.sum(-1) / x.shape[-1], ()),
+    "product of sizes": (lambda x: x.sum((2, 3)) / (x.shape[2] * x.shape[3]), ()),
+    "all elements": (lambda x: x.sum() / x.numel(), ()),
+    "size of a value": (lambda x: (lambda h: h * h.size(1) + h.shape[0])(x.mean(-1)), ()),
+    "size of an operand": (lambda x, t: x * t.size(0) + t, ((6, 1, 8),)),
+    "only its size": (lambda x, t: x * t.size(0), ((5,),)),
+    "axes": (by_axes, ()),
+    "ndim": (lambda x: x.flatten(x.ndim - 2), ()),
+    "length": (rows_one_by_one, ()),
+    "parts": (halves_one_by_one, ()),
+    "places": (lambda x: sum(x.unbind(1)), ()),
+    "least number": (lambda x, m: x.masked_fill(m > 0, torch.finfo(x.dtype).min), ((8,),)),
+    "type": (lambda x: x * (2 if x.dtype == torch.float32 else 3), ()),
+    "type of a value": (lambda x: (lambda h: h * torch.finfo(h.dtype).eps)(x.double()), ()),
+    "a number's tensor": (lambda x: x * torch.tensor(1.0) / x.size(0), ()),
+    "places of an axis": (lambda x: x + torch.arange(x.shape[-1], device=x.device), ()),
+    "a mask": (causal, ()),
+    "sizes as they are": (lambda x: F.layer_norm(x, x.shape[1:]), ()),
+    "sizes of another": (lambda x, t: t.sum() + x.view(t.size(0), -1), ((4,),)),
+    "a part of an operand": (lambda x, t: x * t[..., : x.shape[-1]], ((6, 1, 11),)),
+    "all of an operand": (lambda x, t: x * t[: x.shape[1], :, : x.shape[-1]], ((9, 1, 8),)),
+    "a block": (lambda x: x[..., 4:] * x[..., :4], ()),
+    "expanded": (lambda x: x.mean(1, keepdim=True).expand(*x.shape[:1], 6, 8, 8) - x, ()),
+    "expanded as it is": (lambda x: x.expand(-1, 6, 8, -1).relu(), ()),
+    "sizes compared": (lambda x: x.relu() if x.shape[1] > 2 * x.shape[0] else -x, ()),
+    "shape taken apart": (lambda x: x.view(math.prod(list(x.shape)[:2]), -1).amax(1), ()),
+}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_what_is_computed_of_sizes_and_types_is_eagers(name, device):
+    function, shapes = ASKING[name]
+    fused = fusegen.compile(function)
+    assert isinstance(fused, Specialised)
+    for batch in (4, 2, 4):
+        x = torch.randn(batch, 6, 8, 8, device=device, requires_grad=True)
+        if name == "sizes of another":
+            x = x[..., 0, 0].repeat(2, 1)[:4].detach().requires_grad_()
+        operands = [torch.randn(s, device=device, requires_grad=True) for s in shapes]
+        got, wanted = fused(x, *operands), function(x, *operands)
+        assert got.dtype == wanted.dtype
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+        probe = torch.randn_like(wanted)
+        learning = [x, *operands]
+        ours = torch.autograd.grad(got, learning, probe, allow_unused=True)
+        eagers = torch.autograd.grad(wanted, learning, probe, allow_unused=True)
+        for mine, theirs in zip(ours, eagers, strict=True):
+            assert (mine is None) == (theirs is None)
+            if mine is not None:
+                torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_the_same_chain_is_compiled_once_for_all_shapes(device):
+    fused = fusegen.compile(lambda x: x.view(x.shape[0], -1) / math.sqrt(x.size(-1)))
+    found = {
+        fused.compiled_for(torch.randn(n, m, 16, device=device)) for n in (2, 3) for m in (1, 5)
+    }
+    assert [f.chain.text for f in found] == ["flatten(1) | div(4)"]
+    other = fused.compiled_for(torch.randn(2, 3, 4, device=device))
+    assert other.chain.text == "flatten(1) | div(2)"
+
+
+def test_a_tensor_that_is_one_number_is_a_number():
+    assert fusegen.compile(lambda x: x * torch.tensor(0.5)).chain.text == "mul(0.5)"
+
+
+def test_it_is_called_as_any_compiled_function(device):
+    def scaled(x, weight, bias=None, factor=2.0):
+        x = x * weight / x.size(-1) * factor
+        return x if bias is None else x + bias
+
+    fused = fusegen.compile(scaled)
+    x, weight, bias = (torch.randn(3, 8, device=device) for _ in range(3))
+    for args, named in (
+        ((x, weight), {}),
+        ((x, weight, bias), {}),
+        ((x, weight, None), {}),
+        ((x,), {"weight": weight, "bias": bias}),
+        ((), {"bias": bias, "x": x, "weight": weight}),
+    ):
+        torch.testing.assert_close(fused(*args, **named), scaled(*args, **named))
+        torch.testing.assert_close(fused.reference(*args, **named), scaled(*args, **named))
+    out = torch.empty_like(x)
+    assert fused(x, weight, out=out) is out
+    torch.testing.assert_close(out, scaled(x, weight))
+    assert copy.deepcopy(fused) is fused
+    assert fused.__name__ == "scaled"
+    assert repr(fused) == "fusegen.compile(scaled)"
+
+
+def test_it_is_pickled_by_its_function():
+    fused = pickle.loads(pickle.dumps(fusegen.compile(causal)))
+    x = torch.randn(2, 5, 5)
+    torch.testing.assert_close(fused(x), causal(x))
+
+
+def test_it_is_outside_of_what_torch_compiles(device):
+    fused = fusegen.compile(causal)
+    x = torch.randn(2, 5, 5, device=device)
+    compiled = torch.compile(lambda x: fused(x * 2) + 1, backend="eager")
+    torch.testing.assert_close(compiled(x), causal(x * 2) + 1)
+
+
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
+def test_a_values_type_is_that_which_it_has_under_autocast(narrow, device):
+    def function(x):
+        h = x.sum(-1)
+        return h * (2.0 if h.dtype == torch.float32 else 3.0)
+
+    fused, x = fusegen.compile(function), torch.randn(4, 8, device=device, dtype=narrow)
+    torch.testing.assert_close(fused(x), function(x))
+    with torch.autocast(device, dtype=narrow):
+        torch.testing.assert_close(fused(x), function(x))
+
+
+def test_dropout_is_drawn_anew_where_the_function_asks_behind_it(device):
+    fused = fusegen.compile(lambda x: (lambda h: h / h.size(-1))(F.dropout(x, 0.5)))
+    x = torch.ones(16, 64, device=device)
+    torch.manual_seed(3)
+    first, second = fused(x), fused(x)
+    torch.manual_seed(3)
+    assert torch.equal(first, fused(x))
+    assert not torch.equal(first, second)
+    assert {*first.unique().tolist()} == {0.0, 2 / 64}
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: x * torch.rand(x.shape[-1], device=x.device), "the function draws numbers"),
+        (lambda x: x * torch.zeros(8).bernoulli_(0.5), "the function draws numbers"),
+        (lambda x: x[..., :3] / x.size(-1), "a slice is one of equal parts"),
+        (lambda x: x.mean(1, keepdim=True).expand(3, 4, x.size(-1)) + 1, "x.expand: where x meets"),
+        (lambda x: x.cumsum(-1) / x.size(-1), "x.cumsum: no step does it"),
+    ],
+)
+def test_what_no_chain_does_is_told_by_the_call(function, message):
+    with pytest.raises(ChainError, match=message):
+        fusegen.compile(function)(torch.randn(2, 5, 8))
+
+
+def test_a_mistake_in_the_arguments_is_told():
+    fused = fusegen.compile(lambda x, w, k=2: x / x.size(-1) * w * k)
+    x = torch.randn(3, 4)
+    for args, named, message in (
+        ((x,), {}, "missing a required argument: 'w'"),
+        ((x, x), {"v": x}, "unexpected keyword argument 'v'"),
+        ((x, x, x, x), {}, "too many positional arguments"),
+        ((x, 2.0), {}, r"argument 'w': got float, wanted a torch.Tensor; pass torch.tensor\(2.0\)"),
+        ((x, x, 3), {}, "got 'k', but a parameter with a default is a number of the chain"),
+        ((None, x), {}, "argument 'x': got NoneType"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            fused(*args, **named)
+
+
+def test_there_is_a_chain_for_a_call_and_none_before():
+    fused = fusegen.compile(lambda x: x / x.size(-1))
+    assert isinstance(fused.compiled_for(torch.randn(2, 8)), Fused)
+    for ask in (lambda: fused.chain, fused.source, fused.explain):
+        with pytest.raises(ChainError, match=r"a chain for each shape and type .* compiled_for"):
+            ask()
+    with pytest.raises(ChainError, match=r"fusegen\.compile takes a function that asks"):
+        fusegen.chain(lambda x: x / x.size(-1))
+
+
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(1, 32, 16))
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x):
+        return self.norm(x + self.table[:, : x.size(1)])
+
+
+class Causal(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.tril(torch.ones(32, 32)).view(1, 1, 32, 32))
+
+    def forward(self, x, mask=None):
+        count = x.size(-1)
+        x = x.masked_fill(self.seen[:, :, :count, :count] == 0, float("-inf"))
+        x = x / math.sqrt(count) if mask is None else x / math.sqrt(count) + mask
+        return F.softmax(x, dim=-1)
+
+
+class Optional(nn.Module):
+    def forward(self, x, scale=None):
+        return x.relu() if scale is None else x.relu() * scale
+
+
+class Halves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32))
+
+    def forward(self, x):
+        return x * self.weight[:16] + self.weight[16:]
+
+
+MODULES = {
+    "positions": (Positions, [(2, 8, 16), (3, 7, 16), (3, 32, 16)]),
+    "causal": (Causal, [(2, 3, 8, 8), (1, 2, 5, 5)]),
+    "halves": (Halves, [(3, 16), (2, 5, 16)]),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_may_ask_and_take_parts_of_its_tensors(name, device):
+    kind, shapes = MODULES[name]
+    module = kind().to(device)
+    layer = Layer(module)
+    for shape in shapes:
+        x = torch.randn(shape, device=device, requires_grad=True)
+        got, wanted = layer(x), module(x)
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+        learning, probe = [x, *module.parameters()], torch.randn_like(wanted)
+        ours = torch.autograd.grad(got, learning, probe)
+        eagers = torch.autograd.grad(wanted, learning, probe)
+        for mine, theirs in zip(ours, eagers, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    with torch.no_grad():  # each call takes the parts anew
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.copy_(torch.ones_like(tensor))
+    torch.testing.assert_close(layer(x), module(x), atol=1e-5, rtol=1e-5)
+    twin = copy.deepcopy(layer)
+    torch.testing.assert_close(twin(x), module(x), atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        for tensor in twin.module.parameters():
+            tensor.mul_(0.5)
+    torch.testing.assert_close(twin(x), twin.module(x), atol=1e-5, rtol=1e-5)
+    assert kind.__name__ in repr(layer)
+
+
+def test_a_module_that_asks_is_given_what_its_forward_takes():
+    module = Causal()
+    layer, x, mask = Layer(module), torch.randn(2, 3, 5, 5), torch.randn(5, 5)
+    for got in (layer(x, mask), layer(x, mask=mask), Layer(module, mask=mask)(x)):
+        torch.testing.assert_close(got, module(x, mask))
+    optional = Layer(Optional(), scale=mask)  # which asks for nothing
+    torch.testing.assert_close(optional(x), x.relu() * mask)
+    torch.testing.assert_close(layer(x), module(x))
+    compiled = torch.compile(layer, backend="eager")
+    torch.testing.assert_close(compiled(x), module(x))
+    assert layer.compiled_for(x).chain.text.endswith("softmax(-1)")
+    for args, named, message in (
+        ((x, mask, mask), {}, "got 3 tensors by position"),
+        ((), {}, "got 0 tensors by position"),
+        ((x,), {"msk": mask}, r"by name, wanted x, as Causal takes them"),
+        ((2,), {}, "argument 'x': got int, wanted a torch.Tensor"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            layer(*args, **named)
+    with pytest.raises(ChainError, match="asks for sizes or types, and has a chain for each"):
+        _ = layer.chain
+    with pytest.raises(ArgumentError, match="no operand is called 'msk'"):
+        Layer(module, msk=mask)
+
+
+def test_a_module_that_asks_is_saved_with_what_it_knows(tmp_path):
+    layer, x = Layer(Positions()), torch.randn(2, 8, 16)
+    wanted = layer(x)
+    torch.save(layer, tmp_path / "layer.pt")
+    loaded = torch.load(tmp_path / "layer.pt", weights_only=False)
+    torch.testing.assert_close(loaded(x), wanted)
