@@ -29,6 +29,7 @@ _WIDENED: Mapping[str, frozenset[str]] = {
             *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
             *("binary_cross_entropy_with_logits", "soft_margin_loss", "hinge_embedding_loss"),
             *("margin_ranking_loss", "poisson_nll_loss"),
+            *("binary_cross_entropy", "gaussian_nll_loss"),
         )
     ),
     "cpu": frozenset(
@@ -37,6 +38,7 @@ _WIDENED: Mapping[str, frozenset[str]] = {
             *("nll_loss", "cross_entropy", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
             *("kl_div", "binary_cross_entropy_with_logits", "soft_margin_loss"),
             *("hinge_embedding_loss", "margin_ranking_loss", "poisson_nll_loss"),
+            "binary_cross_entropy",
         )
     ),
 }

@@ -190,6 +190,34 @@ def _glu(x: Expr, dim: int = -1) -> Expr:
     return value * lookup("sigmoid")(gate)
 
 
+class Extremes(NamedTuple):
+    """What torch gives for both extremes of an axis."""
+
+    min: Expr
+    max: Expr
+
+
+def _extremes(x: Expr, *, dim: int | None = None, keepdim: bool = False) -> Extremes:
+    return Extremes(*(lookup(name)(x, dim, keepdim) for name in ("amin", "amax")))
+
+
+def _finite(
+    x: Expr, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> Expr:
+    """Numbers for NaN and infinities, the largest of x's type where none is told."""
+    if posinf is None or neginf is None:
+        dtype = told_of(x, "torch.nan_to_num: x.dtype is not known before a call").dtype
+        limits = sys.modules["torch"].finfo(dtype)
+        posinf = limits.max if posinf is None else posinf
+        neginf = limits.min if neginf is None else neginf
+    return lookup("nan_to_num")(x, 0.0 if nan is None else nan, posinf, neginf)
+
+
+def _either(x: Expr, other: Expr) -> Expr:
+    """Which of two conditions holds, and not both."""
+    return (x & ~other) | (~x & other)
+
+
 def _norm(x: Expr, p: float | str = 2.0, dim: Any = None, keepdim: bool = False) -> Expr:
     return lookup("norm")(x, 2.0 if p == "fro" else p, dim, keepdim=keepdim)
 
@@ -336,6 +364,9 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "std": _spread("std"),
     "var_mean": _spread_and_mean("var"),
     "std_mean": _spread_and_mean("std"),
+    "aminmax": _extremes,
+    "nan_to_num": _finite,
+    **dict.fromkeys(("logical_xor", "bitwise_xor"), _either),
     "any": _holding("any"),
     "all": _holding("all"),
     **dict.fromkeys(("reshape", "view"), _reshaped),

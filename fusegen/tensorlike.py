@@ -20,7 +20,7 @@ from fusegen.shaping import part_of
 from fusegen.sizes import says_last, shape_of, with_numbers
 from fusegen.spellings import OF_SIZES, SPELLED, axes_of, cast
 from fusegen.standing import Overwritten, current, known, note, seen_through, users_of
-from fusegen.unsaid import UNKNOWN, device_of, type_of
+from fusegen.unsaid import UNKNOWN, device_of, is_type, type_of
 
 # What torch's functions may be told beside an operation's parameters, where it is not asked for.
 _SWITCHES = ("inplace", "return_indices")
@@ -142,6 +142,9 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     if name in _OVER_LAST:
         others = [None if says_last(value) else value for value in others]
         kwargs = {word: value for word, value in kwargs.items() if not says_last(value)}
+    if name not in _CASTING and (types := [v for v in others if is_type(v)]):
+        others = [v for v in others if not is_type(v)]
+        kwargs = {**kwargs, "dtype": types[0]}
     if kwargs.get("dtype") is not None and name not in _CASTING:
         x = cast(x, kwargs["dtype"])
         kwargs = {**kwargs, "dtype": None}
@@ -256,6 +259,8 @@ def be_like_tensors() -> None:
         "__getattr__": attribute_of,
         "__getitem__": item_of,
         "__iter__": _refuse_parts,
+        "__xor__": SPELLED["logical_xor"],
+        "__rxor__": SPELLED["logical_xor"],
         "__len__": lambda x: int(shape_of(x)[0]),
         "__matmul__": _refuse_products,
         "__rmatmul__": _refuse_products,

@@ -161,3 +161,8 @@ def device_of(x: Expr) -> Any:
     """x.device."""
     call = current_call()
     return call.of(x).device if call is not None and tells_at_once() else DeviceOf(x)
+
+
+def is_type(value: object) -> bool:
+    """Whether it is one of torch's types of elements, or stands for one."""
+    return isinstance(value, TypeOf) or type(value).__name__ == "dtype"

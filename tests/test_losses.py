@@ -1,5 +1,7 @@
 """Losses of classes against labels: torch's values and gradients, and what is no label."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -280,3 +282,29 @@ def test_labels_of_another_shape_than_that_are_told():
     for shape in ((5, 3), (3, 5, 1), (16,)):
         with pytest.raises(ArgumentError, match=r"'labels' got shape .*, wanted \(15,\)"):
             fused(x, torch.zeros(shape, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_probabilities_of_0_and_1_have_torchs_loss_and_gradient(dtype, reduction, device):
+    # Where the target is what is certain already, torch has no gradient, and ours is the limit.
+    probable = torch.rand(16, 33).clamp(0.01, 0.99)
+    probable[0, :2], probable[0, 2:4] = 0.0, 1.0
+    probable[1] = 1e-14
+    target = torch.rand(16, 33)
+    target[0, :4] = torch.tensor([1.0, 0.5, 0.0, 0.5])
+    x, t = (v.to(dtype).to(device).requires_grad_(v is probable) for v in (probable, target))
+    function = functools.partial(F.binary_cross_entropy, reduction=reduction)
+    fused = fusegen.compile(lambda x, t: function(x, t))
+    ours, wanted = fused(x, t), function(x, t)
+    near = {"rtol": 0.02, "atol": 0.02} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(ours, wanted, **near)
+    probe = torch.randn_like(wanted)
+    mine, theirs = (torch.autograd.grad(r, x, probe)[0] for r in (ours, wanted))
+    torch.testing.assert_close(mine, theirs, **near)
+
+
+def test_a_loss_of_no_probability_is_nan(device):
+    x = torch.tensor([-0.5, 1.5, 0.5], device=device)
+    found = fusegen.compile("binary_cross_entropy(t, reduction='none')")(x, torch.full_like(x, 0.5))
+    assert found.isnan().tolist() == [True, True, False]

@@ -15,6 +15,7 @@ ROWS, COLUMNS = 7, 33
 # What is steep or undefined on the left: tried on the right.
 POSITIVE = ("acosh", "log", "log2", "log10", "sqrt", "rsqrt", "pow", "rpow")
 WITHIN_ONE = ("asin", "acos", "atanh")
+PROBABLE = ("logit",)
 # Axes that a matrix has not.
 TALLER = ("group_norm", "instance_norm")
 # What has no derivative.
@@ -41,6 +42,8 @@ def points(name, count):
     found = generator.normal(size=(ROWS, COLUMNS)) * 2
     if name in WITHIN_ONE:
         return np.tanh(found)
+    if name in PROBABLE:
+        return 1.0 / (1.0 + np.exp(-found))
     return np.abs(found) + 1.1 if name in POSITIVE else found
 
 

@@ -157,6 +157,14 @@ def test_a_values_type_is_that_which_it_has_under_autocast(narrow, device):
         torch.testing.assert_close(fused(x), function(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_what_is_no_number_becomes_the_types_largest(dtype, device):
+    x = torch.tensor([math.nan, math.inf, -math.inf, 1.5], dtype=dtype, device=device)
+    fused = fusegen.compile(lambda x: torch.nan_to_num(x, neginf=-1.0))
+    assert torch.equal(fused(x), torch.nan_to_num(x, neginf=-1.0))
+    assert fused(x).tolist() == [0.0, torch.finfo(dtype).max, -1.0, 1.5]
+
+
 def test_dropout_is_drawn_anew_where_the_function_asks_behind_it(device):
     fused = fusegen.compile(lambda x: (lambda h: h / h.size(-1))(F.dropout(x, 0.5)))
     x = torch.ones(16, 64, device=device)

@@ -120,3 +120,60 @@ def addcmul(x: Expr, tensor1: Expr, tensor2: Expr, *, value: float = 1.0) -> Exp
 def addcdiv(x: Expr, tensor1: Expr, tensor2: Expr, *, value: float = 1.0) -> Expr:
     """x + value * tensor1 / tensor2."""
     return x + value * tensor1 / tensor2
+
+
+def _logaddexp(x: Any, other: Any) -> Any:
+    return function_of("torch.logaddexp")(x, other)
+
+
+@op(reference=_logaddexp, equal="torch.logaddexp", same_dtype=True)
+def logaddexp(x: Expr, other: Expr) -> Expr:
+    """log(exp(x) + exp(other)), where nothing overflows."""
+    # Infinities that are equal have no distance.
+    distance = primitive("where", primitive("eq", x, other), 0.0, primitive("abs", x - other))
+    return primitive("maximum", x, other) + primitive("log1p", primitive("exp", -distance))
+
+
+def _xlogy(x: Any, other: Any) -> Any:
+    return function_of("torch.xlogy")(x, other)
+
+
+@op(reference=_xlogy, equal="torch.xlogy")
+def xlogy(x: Expr, other: Expr) -> Expr:
+    """x * log(other), which is 0 where x is, whatever the logarithm, but for that of NaN."""
+    has_no_log = (other <= 0.0) | primitive("eq", other, math.inf)
+    is_nothing = primitive("eq", x, 0.0) & has_no_log
+    return x * primitive("log", primitive("where", is_nothing, 1.0, other))
+
+
+def _logit_problem(eps: float) -> str | None:
+    return None if eps <= 0.5 else f"eps is {eps:g}, wanted one up to 0.5, or below 0 for none"
+
+
+@op(reference="torch.logit", samples=[(), (1e-3,)], ulp=8, check=_logit_problem)
+def logit(x: Expr, eps: float = -1.0) -> Expr:
+    """log(x / (1 - x)), the inverse of sigmoid; x is kept eps from 0 and 1, if that is not < 0."""
+    if eps < 0:  # NaN outside, and its gradient too
+        inner = x * primitive("where", (x < 0.0) | (x > 1.0), math.nan, 1.0)
+    else:
+        inner = clamp.function(x, eps, 1.0 - eps)
+    return primitive("log", inner) - primitive("log", 1.0 - inner)
+
+
+@op(reference="torch.frac", ulp=0)
+def frac(x: Expr) -> Expr:
+    """What x has behind the point, with its sign."""
+    return x - primitive("trunc", x)
+
+
+@op(
+    reference=lambda x, nan, posinf, neginf: x.nan_to_num(nan, posinf, neginf),
+    samples=[(0.0, 5.0, -5.0)],
+    ulp=0,
+    equal="torch.nan_to_num",
+)
+def nan_to_num(x: Expr, nan: float, posinf: float, neginf: float) -> Expr:
+    """x with numbers for NaN and the infinities; in a function these have torch's defaults."""
+    finite = primitive("where", primitive("eq", x, math.inf), posinf, x)
+    finite = primitive("where", primitive("eq", x, -math.inf), neginf, finite)
+    return primitive("where", primitive("ne", x, x), nan, finite)

@@ -102,6 +102,90 @@ def binary_cross_entropy_with_logits(
     return _of_all(loss if weight is None else loss * weight, reduction)
 
 
+def _by_probability(
+    x: Any, target: Any, weight: Any = None, *, reduction: str = "mean"
+) -> Any:  # torch's own stops the program for what is no probability
+    if x.device.type == "cpu" and function_of("torch.is_autocast_enabled")("cpu"):
+        x, target = x.float(), target.float()  # as torch's own
+    log, where = function_of("torch.log"), function_of("torch.where")
+
+    def bounded(p: Any) -> Any:
+        found = log(where(p == 0, 1.0, p))
+        found = where((p == 0) | (found < -100), -100.0, found)
+        return where(p.abs() < 1e-12, (p - p.detach()) * 1e12 + found.detach(), found)
+
+    losses = -target * bounded(x) - (1 - target) * bounded(1 - x)
+    losses = losses if weight is None else losses * weight
+    return losses if reduction == "none" else getattr(losses, reduction)()
+
+
+@op(
+    reference=_by_probability,
+    samples=_REDUCED,
+    shaping="loss",
+    equal="torch.nn.functional.binary_cross_entropy",
+)
+def binary_cross_entropy(
+    x: Expr, target: Expr, weight: Expr | None = None, *, reduction: Reduction = "mean"
+) -> Expr:
+    """-(target * log(x) + (1 - target) * log(1 - x)), logarithms being at least -100.
+
+    x is from 0 to 1; of what is not, the loss is NaN, where torch stops the program. weight is a
+    factor of each loss, and broadcasts. Gradients of the logarithms are at most 1e12, as torch's.
+    """
+    loss = -target * _bounded_log(x) - (1.0 - target) * _bounded_log(1.0 - x)
+    return _of_all(loss if weight is None else loss * weight, reduction)
+
+
+def _bounded_log(p: Expr) -> Expr:
+    """log(p), at least -100, with a gradient of at most 1e12: that of a line up to 1e-12."""
+    is_zero = primitive("eq", p, 0.0)
+    log = primitive("log", primitive("where", is_zero, 1.0, p))
+    log = primitive("where", is_zero | (log < -100.0), -100.0, log)
+    line = (p - primitive("detach", p)) * 1e12 + primitive("detach", log)
+    return primitive("where", primitive("abs", p) < 1e-12, line, log)
+
+
+def _by_variance(x: Any, target: Any, var: Any, **more: Any) -> Any:
+    full, eps, reduction = more["full"], more["eps"], more["reduction"]
+    var = (
+        var + (var.clamp(min=eps) - var).detach()
+    )  # torch's stops the program where one is negative
+    losses = 0.5 * (function_of("torch.log")(var) + (x - target) ** 2 / var)
+    losses = losses + 0.5 * math.log(2 * math.pi) if full else losses
+    return losses if reduction == "none" else getattr(losses, reduction)()
+
+
+def _bad_eps(eps: float, **others: object) -> str | None:
+    return f"eps is {eps:g}, wanted one above 0" if eps <= 0 else None
+
+
+@op(
+    reference=_by_variance,
+    samples=[("mean",), ("sum", True), ("none", False, 1e-3)],
+    shaping="loss",
+    equal="torch.nn.functional.gaussian_nll_loss",
+    check=_bad_eps,
+)
+def gaussian_nll_loss(
+    x: Expr,
+    target: Expr,
+    var: Expr,
+    *,
+    reduction: Reduction = "mean",
+    full: bool = False,
+    eps: float = 1e-6,
+) -> Expr:
+    """Half of log(var) + (x - target)^2 / var, var being at least eps; full adds log(2 pi) / 2.
+
+    The gradient of var is as if it was not bounded, as torch's is.
+    """
+    bounded = var + primitive("detach", primitive("where", var < eps, eps - var, 0.0))
+    distance = x - target
+    loss = (primitive("log", bounded) + distance * distance / bounded) * 0.5
+    return _of_all(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
+
+
 @op(
     reference="torch.nn.functional.kl_div",
     samples=[("batchmean",), ("sum", True), ("none",)],  # with "mean", torch warns
