@@ -16,6 +16,7 @@ from torch.fx import Proxy
 from fusegen.bind import bind
 from fusegen.bound import Bound
 from fusegen.errors import ArgumentError, UnsupportedError
+from fusegen.ir import Expr
 from fusegen.joining import Way, chosen
 from fusegen.layouts import Meta, dtype_name, memory_order
 from fusegen.modules import target_of
@@ -97,8 +98,10 @@ def may_count(value: Any, x: Any) -> bool:
 
 
 def is_symbolic(given: Iterable[Any]) -> bool:
-    """Whether something stands for a tensor in torch.fx, which records what is done to it."""
-    return any(isinstance(value, Proxy) for value in given)
+    """Whether something stands for a tensor: in torch.fx, which records what is done to it, or in a
+    function that is traced.
+    """
+    return any(isinstance(value, Proxy | Expr) for value in given)
 
 
 def refuse_learning(chain: Chain, operands: Sequence[Any]) -> None:

@@ -18,9 +18,11 @@ from fusegen.errors import ArgumentError, ChainError
 from fusegen.ir import Expr, name_of
 from fusegen.ops import COUNTER, RUNNING, lookup
 from fusegen.shaping import as_numbers, is_part
+from fusegen.sizes import Untold
 from fusegen.standing import View, current, known
 from fusegen.tensorlike import of_torch
 from fusegen.trace import Traced
+from fusegen.unsaid import MOVING, DeviceOf, NotKnownYet, TypeOf
 
 # What a forward may ask of the module's tensors, which are there as it is traced: all but values.
 _TOLD = [
@@ -42,6 +44,9 @@ _TOLD = [
     "__hash__",
     "requires_grad_",
 ]
+# What is a view of one of the module's tensors, taken anew by each call; other indices than parts,
+# and views in other shapes, are steps of the chain.
+VIEWS = ("__getitem__", "narrow", "expand", *MOVING)
 _BAKED = ["item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__", "__array__"]
 Place = tuple[nn.Module, str]  # the module that has a tensor, and what it calls it
 # How many axes norms want of what they are given.
@@ -101,9 +106,7 @@ def in_mode(module: nn.Module, *, is_training: bool) -> Iterator[None]:
             part.training = was_training
 
 
-def traced(
-    module: nn.Module, lent: Mapping[str, Place], also: Container[str] = ()
-) -> tuple[Traced, Wanted | None]:
+def traced(module: nn.Module, lent: Mapping[str, Place], also: Container[str] = ()) -> Traced:
     """The chain that the module's forward is in the modes in which its parts are, given tensors for
     some parameters that are None else, and what is wanted of its input.
     """
@@ -115,7 +118,8 @@ def traced(
     found = [
         (norm, a) for norm, x in given if _is_like_input(x, lent) for a in [_axes_of(norm)] if a
     ]
-    return result, next((Wanted(type(norm).__name__, axes) for norm, axes in found), None)
+    wanted = next((Wanted(type(norm).__name__, axes) for norm, axes in found), None)
+    return result._replace(wanted=wanted)
 
 
 def _axes_of(norm: nn.Module) -> tuple[int, ...]:
@@ -143,23 +147,41 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
     """
     before = [(part, {**vars(part)}, {**part._buffers}) for part in module.modules()]
     kept: list[str] = []
+    has_values = False
     try:
         yield
     finally:
         for part, attributes, buffers in before:
             now = {**vars(part), **part._buffers}
-            found = [name for name, value in now.items() if isinstance(value, Expr)]
+            found = [name for name, value in now.items() if _stands_for(value)]
             kept += [f"{type(part).__name__}.{name}" for name in found]
+            has_values |= any(_has(now[name], Expr) for name in found)
             if found:
                 vars(part).clear()
                 vars(part).update(attributes)
                 part._buffers.clear()
                 part._buffers.update(buffers)
+    if kept and not has_values:
+        raise NotKnownYet(f"{kept[0]}: forward keeps there what is not known before a call")
     if kept:
         raise ChainError(
             f"{kept[0]}: forward keeps a value there, and a chain has none before a call; return "
             "it beside the result"
         )
+
+
+def _has(value: object, *kinds: type) -> bool:
+    """Whether something is of one of these kinds, or has something that is."""
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, tuple | list):
+        return any(_has(each, *kinds) for each in value)
+    return isinstance(value, kinds)
+
+
+def _stands_for(value: object) -> bool:
+    """Whether something stands for a value, a size or a type, or has something that does."""
+    return _has(value, Expr, Untold, TypeOf, DeviceOf)
 
 
 class _Lending(TorchFunctionMode):
@@ -178,8 +200,8 @@ class _Lending(TorchFunctionMode):
         own = [a for a in told if id(a) in self.names]
         if not own or name in _TOLD:
             return function(*args, **(kwargs or {}))
-        if name == "__getitem__" and is_part(index := as_numbers(args[1])):
-            return self._part(function(args[0], index), self.names[id(args[0])], index)
+        if name in VIEWS and (name != "__getitem__" or is_part(as_numbers(args[1]))):
+            return self._view(args[0], name, as_numbers((*args[1:], *(kwargs or {}).values())))
         if name in _BAKED:
             raise ChainError(
                 f"{name} of {self.names[id(own[0])]!r}: a tensor of the module has no values "
@@ -187,11 +209,13 @@ class _Lending(TorchFunctionMode):
             )
         return of_torch(Expr, function, types, args, kwargs)
 
-    def _part(self, part: Tensor, whose: str, index: Any) -> Tensor:
-        """A part of one of the module's tensors, which each call takes of it."""
-        tracing = current()
+    def _view(self, tensor: Tensor, method: str, args: tuple[Any, ...]) -> Tensor:
+        """A view of one of the module's tensors, which each call takes of it."""
+        tracing, whose = current(), self.names[id(tensor)]
         assert tracing is not None
-        self.names[id(part)] = name_of(tracing.hold(part, f"{whose}_part", View(whose, index)))
+        view = View(whose, method, args)
+        part: Tensor = view.taken(tensor)
+        self.names[id(part)] = name_of(tracing.hold(part, f"{whose}_part", view))
         return part
 
 

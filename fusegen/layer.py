@@ -12,15 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusegen.answers import Answers, Chosen, chosen_of
 from fusegen.arguments import check_tensor
-from fusegen.borrowing import Wanted, in_mode, lent_by, traced
+from fusegen.borrowing import in_mode, lent_by, traced
 from fusegen.dsl import chain
 from fusegen.errors import ArgumentError, ChainError
+from fusegen.ir import Expr
 from fusegen.ops import RUNNING, Chain, Op, Step
 from fusegen.optional import Optionals
 from fusegen.runtime import Fused
-from fusegen.specialised import Answers, Chosen, chosen_of, while_noting
-from fusegen.trace import Traced
+from fusegen.standing import known
+from fusegen.trace import Traced, applied
 from fusegen.unsaid import NotKnownYet
 
 
@@ -52,7 +54,6 @@ class Layer(nn.Module):
         self._by_mode: dict[tuple[bool | str, ...], Chosen | Answers] = {}
         self._optionals: Optionals | None = None  # of a module's forward
         self._input = "x"  # what x may be called
-        self._wanted: Wanted | None = None  # of x
         if isinstance(source, nn.Module) and not isinstance(getattr(source, "chain", None), Chain):
             self.module, self.training = source, source.training
             self._lent, self._parts = lent_by(source), tuple(source.modules())
@@ -104,16 +105,13 @@ class Layer(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _trace(self, modes: tuple[bool | str, ...], also: Collection[str]) -> Chosen | Answers:
+        answers = Answers()
         try:
-            found = while_noting(partial(self._traced, also))
+            found = answers.unasked(partial(traced, self.module, self._lent, also))
             self._by_mode[modes] = chosen_of(found, Fused(found.chain), self._lent)
         except NotKnownYet:
-            self._by_mode[modes] = Answers()
+            self._by_mode[modes] = answers
         return self._by_mode[modes]
-
-    def _traced(self, also: Collection[str]) -> Traced:
-        found, self._wanted = traced(self.module, self._lent, also)
-        return found
 
     def _hold(self, name: str, tensor: Tensor) -> None:
         takes = self._takes()
@@ -169,8 +167,20 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor | None = None, *operands: Tensor, **named: Tensor) -> Any:
         """What the compiled chain gives for x, the operands that are held and those passed here."""
+        if any(isinstance(a, Expr) for a in (x, *operands, *named.values())):
+            return self._in_another(x, operands, named)
         fused, given = self._prepared(x, operands, named)
         return fused(*given)
+
+    def _in_another(self, x: Any, operands: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """What a function that is traced itself computes by this."""
+        if "module" in self._modules:
+            return self.module(*([] if x is None else [x]), *operands, **named)
+        fused, (first, *others) = self._prepared(x, operands, named)
+        names = fused.chain.given
+        return applied(
+            fused.chain, first, {n: known(t, n) for n, t in zip(names, others, strict=True)}
+        )
 
     def _prepared(
         self, x: Tensor | None, operands: tuple[Tensor, ...], named: dict[str, Tensor]
@@ -184,11 +194,11 @@ class Layer(nn.Module):
             also = self._optionals.names.intersection({*named, *self._held})
         found = self._find(also)
         if isinstance(found, Answers):
-            trace = partial(self._traced, also)
+            trace = partial(traced, self.module, self._lent, also)
             answered: tuple[Fused, list[Any]] = self._answered(found, trace, x, operands, named)
             return answered
-        if self._wanted is not None and isinstance(x, Tensor):
-            self._wanted.check(x)
+        if found.wanted is not None and isinstance(x, Tensor):
+            found.wanted.check(x)
         names = found.fused.chain.given
         passed = [n for n in names if not (n in self._lent or n in self._held or n in found.views)]
         takes = [n for n in passed if n not in named] if named else passed
@@ -227,9 +237,9 @@ class Layer(nn.Module):
             )
         for name, tensor in given.items():
             check_tensor(name, tensor)
-        found = answers.chosen(trace, given, lambda: {name: self._own(name) for name in self._lent})
-        if self._wanted is not None:
-            self._wanted.check(given[self._input])
+        found = answers.chosen(trace, given, {name: self._own(name) for name in self._lent})
+        if found.wanted is not None:
+            found.wanted.check(given[self._input])
         tensors = found.operands(lambda n: given[n] if n in given else self._own(n))
         return found.fused, [given[self._input], *tensors]
 

@@ -36,6 +36,7 @@ from fusegen.bound import Bound
 from fusegen.cache import build_key
 from fusegen.errors import ArgumentError, EmptyReductionError, OtherAxesError
 from fusegen.execution import Part, Result
+from fusegen.ir import Expr
 from fusegen.joining import ways, with_anew
 from fusegen.layouts import dtype_name
 from fusegen.modules import generator, limits_here, target_of
@@ -45,6 +46,7 @@ from fusegen.optional import Optionals
 from fusegen.plan import remember
 from fusegen.reference import run_eagerly
 from fusegen.target import H200, H200_GB_PER_S
+from fusegen.trace import applied
 
 if TYPE_CHECKING:
     from fusegen.describe import Situation
@@ -153,11 +155,13 @@ class Fused:
         return result
 
     def _shown(
-        self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor], out: Tensor | None
-    ) -> Result:
+        self, x: Any, operands: Sequence[Any], named: Mapping[str, Any], out: Tensor | None
+    ) -> Any:
         """The call as one operator: dynamo reads this instead of running it, torch.fx runs it."""
         if named or len(operands) != len(self._given):
             operands = self._by_name(operands, named)
+        if isinstance(x, Expr):  # in a function that is traced itself
+            return applied(self.chain, x, dict(zip(self._given, operands, strict=True)))
         if self._updates or out is not None:
             results = torch.ops.fusegen.call_(x, operands, self._name, self._generator, out)
         else:
@@ -315,8 +319,8 @@ class Fused:
         # Here, because a call needs no text.
         from fusegen.describe import sources
 
-        chosen, situation = _situation(target, dtype, shape, operands, layout, gaps)
-        return "\n".join(s.text for s in sources(self.chain, chosen, situation, grad=grad))
+        where = _situation(target, dtype, shape, operands, layout, gaps)
+        return "\n".join(s.text for s in sources(self.chain, *where, grad=grad))
 
     def explain(
         self,
@@ -331,16 +335,13 @@ class Fused:
         """The kernels that a call launches, forward and backward: the steps that each holds, the
         bytes that it reads and writes, what is saved, and why the chain is cut where it is.
 
-        As `fusegen explain` prints it. The arguments are those of `source`; bandwidth is in GB/s,
-        for the limits in microseconds: a copy's on an H200 unless given.
+        As `fusegen explain` prints it. The arguments are those of `source`; bandwidth is in GB/s.
         """
-        # Here, because a call needs no text.
-        from fusegen.explain import explain
+        from fusegen.explain import explain  # here, because a call needs no text
 
         if not isinstance(bandwidth, int | float) or not 0 < bandwidth < math.inf:
             raise ArgumentError(f"bandwidth: got {bandwidth!r}, wanted GB/s above 0, such as 4290")
-        chosen, situation = _situation(target, dtype, shape, operands, layout)
-        return explain(self.chain, chosen, situation, bandwidth)
+        return explain(self.chain, *_situation(target, dtype, shape, operands, layout), bandwidth)
 
     def __repr__(self) -> str:
         return f"fusegen.compile({self.chain.text!r})"
@@ -364,7 +365,7 @@ def _situation(
     # Here, because a call needs no text.
     from fusegen.describe import Situation
 
-    if operands is not None and not isinstance(operands, Mapping):
+    if not isinstance(operands, Mapping | None):
         raise ArgumentError(f"operands: got a {type(operands).__name__}, wanted shapes by name")
     if not isinstance(gaps, list | tuple) or not all(isinstance(name, str) for name in gaps):
         raise ArgumentError(f"gaps: got {gaps!r}, wanted a list of names")

@@ -216,8 +216,7 @@ def part_of(x: Expr, axis: int, key: slice) -> Expr:
     raise (ChainError if current_call() else NotKnownYet)(
         f"x[{':'.join(map(_spelled, (start, stop, step))).removesuffix(':')}]: a slice is one of "
         "equal parts, as x[..., :64], x[..., 64:128], x[..., -64:] and, of halves, "
-        "x[..., : x.shape[-1] // 2] are, or x[..., ::2]; for another slice what the call is "
-        "given"
+        "x[..., : x.shape[-1] // 2] are, or x[..., ::2]; another slice is taken before the call"
     )
 
 
@@ -233,14 +232,16 @@ def _block(x: Expr, axis: int, key: slice) -> Expr | None:
             width = stop - start
             return None if start % width else _block_of(x, axis, (-1, width), start // width)
         return None
-    size = call.of(x).shape[axis]
-    begin, end, _ = slice(with_numbers(start), with_numbers(stop)).indices(size)
+    shape = call.of(x).shape
+    begin, end, _ = slice(with_numbers(start), with_numbers(stop)).indices(shape[axis])
     width = end - begin
-    if width == size:
+    if width == shape[axis]:
         return x
-    if width > 0 and size % width == begin % width == 0:
-        return _block_of(x, axis, (-1, width), begin // width)
-    return call.part(x, axis, slice(begin, end))
+    index = (*[slice(None)] * (axis % len(shape)), slice(begin, end))
+    if (view := call.view(x, "__getitem__", index)) is not None:
+        return view
+    is_apt = width > 0 and shape[axis] % width == begin % width == 0
+    return _block_of(x, axis, (-1, width), begin // width) if is_apt else None
 
 
 def _spelled(bound: object) -> str:

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from fusegen.ir import Expr
-from fusegen.unsaid import UNTOLD, NotKnownYet, current_call, tells_at_once, told_of
+from fusegen.unsaid import UNTOLD, NotKnownYet, asks_by, current_call, tells_at_once, told_of
 
 _SHAPE = f"x.shape: {UNTOLD}"
 
@@ -68,11 +68,10 @@ class Untold:
     def __int__(self) -> int:
         return int(self.told())
 
-    def __hash__(self) -> int:
-        return hash(self.told())
+    __hash__ = None  # type: ignore[assignment]  # a table would keep it longer than the call
 
     def __repr__(self) -> str:
-        return "a part of x.shape"
+        return repr(self.told())
 
 
 def with_numbers(value: Any) -> Any:
@@ -147,9 +146,9 @@ class Leading(Untold):
         (asked, count), stop = what_asks(sys._getframe(1)), self.stop
         if asked in ("LIST_EXTEND", "CALL_FUNCTION_EX"):
             return iter([self])
+        if current_call() is not None and (asked != "UNPACK_SEQUENCE" or len(self) != count):
+            return iter([SizeOf(self.value, (i,)) for i in range(len(self))])
         if asked != "UNPACK_SEQUENCE" or (stop is not None and stop >= 0 and stop != count):
-            if current_call() is not None:
-                return iter([SizeOf(self.value, (i,)) for i in range(len(self))])
             raise NotKnownYet(
                 "x.shape: how many axes x has is not known before a call; name them all, as in "
                 "b, c, h, w = x.shape, or let them stand in a view, as in x.view(*x.shape[:-1], -1)"
@@ -184,8 +183,8 @@ class ShapeOf(Leading):
 
 
 def shape_of(x: Expr) -> Any:
-    """x.shape."""
-    return ShapeOf(x).told() if tells_at_once() else ShapeOf(x)
+    """x.shape; where code matches it with patterns, the numbers."""
+    return ShapeOf(x).told() if tells_at_once() or asks_by("MATCH_SEQUENCE") else ShapeOf(x)
 
 
 def size_of(x: Expr, dim: int | None = None) -> Any:

@@ -4,26 +4,32 @@ one with other arguments.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from fusegen import ir
+from fusegen.asked import ASKED
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import lookup
 from fusegen.ops.schema import show_value
 from fusegen.shaping import part_of, seen_in
-from fusegen.sizes import Leading, SizeOf, are_told_by_call, size_of, what_asks, with_numbers
+from fusegen.sizes import (
+    Leading,
+    SizeOf,
+    are_told_by_call,
+    shape_of,
+    what_asks,
+    with_numbers,
+)
 from fusegen.unsaid import (
     PARTS,
     TYPES,
-    UNTOLD,
-    DeviceOf,
     TypeOf,
     current_call,
+    is_device,
     told_of,
 )
 
@@ -150,7 +156,10 @@ def _expanded(x: Expr, *sizes: Any) -> Expr:
     if shape == own:
         return x
     call = current_call()
-    as_large = [t for t, seen in call.tensors().items() if seen.shape == shape] if call else []
+    assert call is not None
+    if (view := call.view(x, "expand", *wanted)) is not None:
+        return view
+    as_large = [t for t, seen in call.tensors().items() if seen.shape == shape]
     if not as_large:
         raise ChainError(_EXPANDED)
     return _expanded_as(x, as_large[0])
@@ -199,18 +208,6 @@ class Extremes(NamedTuple):
 
 def _extremes(x: Expr, *, dim: int | None = None, keepdim: bool = False) -> Extremes:
     return Extremes(*(lookup(name)(x, dim, keepdim) for name in ("amin", "amax")))
-
-
-def _finite(
-    x: Expr, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None
-) -> Expr:
-    """Numbers for NaN and infinities, the largest of x's type where none is told."""
-    if posinf is None or neginf is None:
-        dtype = told_of(x, "torch.nan_to_num: x.dtype is not known before a call").dtype
-        limits = sys.modules["torch"].finfo(dtype)
-        posinf = limits.max if posinf is None else posinf
-        neginf = limits.min if neginf is None else neginf
-    return lookup("nan_to_num")(x, 0.0 if nan is None else nan, posinf, neginf)
 
 
 def _either(x: Expr, other: Expr) -> Expr:
@@ -307,17 +304,17 @@ def _scaled(op: str) -> Callable[..., Expr]:
 
 def cast(x: Expr, dtype: object) -> Expr:
     """x in a type, or in that of another value; of bool, whether it is not 0."""
-    if str(dtype).removeprefix("torch.") == "bool":
-        return ir.primitive("ne", x, 0.0)
     if isinstance(dtype, TypeOf | Expr):
         return lookup("type_as")(x, dtype.value if isinstance(dtype, TypeOf) else dtype)
+    if str(dtype).removeprefix("torch.") == "bool":
+        return ir.primitive("ne", x, 0.0)
     return lookup("to")(x, dtype)
 
 
 def _moved(x: Expr, *args: Any, **kwargs: Any) -> Expr:
     """x.to(...), where x and what it is moved to are on one device."""
     named = (kwargs.get(word) for word in ("dtype", "device", "other"))
-    told = [v for v in (*args, *named) if not isinstance(v, DeviceOf | bool | None)]
+    told = [v for v in (*args, *named) if not (isinstance(v, bool | None) or is_device(v))]
     if len(told) > 1:
         raise ChainError("x.to: got a device, but all that a call is given is on one; leave it out")
     return cast(x, *told) if told else x
@@ -325,15 +322,6 @@ def _moved(x: Expr, *args: Any, **kwargs: Any) -> Expr:
 
 def _itself(x: Expr) -> Expr:
     return x
-
-
-def axes_of(x: Expr) -> int:
-    """How many axes x has."""
-    return len(told_of(x, f"x.dim: {UNTOLD}").shape)
-
-
-def _count_of(x: Expr) -> int:
-    return math.prod(told_of(x, f"x.numel: {UNTOLD}").shape)
 
 
 # What is told sizes, and works on them whatever they are.
@@ -365,17 +353,14 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "var_mean": _spread_and_mean("var"),
     "std_mean": _spread_and_mean("std"),
     "aminmax": _extremes,
-    "nan_to_num": _finite,
     **dict.fromkeys(("logical_xor", "bitwise_xor"), _either),
     "any": _holding("any"),
     "all": _holding("all"),
     **dict.fromkeys(("reshape", "view"), _reshaped),
     **dict.fromkeys(("cat", "concat", "concatenate"), _joined("cat")),
     "stack": _joined("stack"),
-    "size": size_of,
-    "dim": axes_of,
-    "ndimension": axes_of,
-    **dict.fromkeys(("numel", "nelement"), _count_of),
+    **dict.fromkeys(("view_as", "reshape_as"), lambda x, other: _reshaped(x, shape_of(other))),
+    **ASKED,
     "to": _moved,
     "type": cast,
     "bool": partial(cast, dtype="bool"),

@@ -62,10 +62,15 @@ class Overwritten(NamedTuple):
 
 
 class View(NamedTuple):
-    """A part of a tensor, which each call takes anew: whose, and at which index."""
+    """A view of a tensor, which each call takes anew: whose, and by which of its methods."""
 
     of: str
-    index: Any
+    method: str
+    args: tuple[Any, ...]
+
+    def taken(self, tensor: Any) -> Any:
+        """The view of this tensor."""
+        return getattr(tensor, self.method)(*self.args)
 
 
 @dataclass(frozen=True)
@@ -75,17 +80,24 @@ class Tracing:
     held: dict[str, Any]  # tensors that the function has, by the names of operands
     others: dict[str, Expr]  # what stands for those, by the same names
     by_id: dict[int, Expr]  # the same, by the ids of the tensors
+    main: Expr | None = None  # what stands for the first parameter
     taken: Container[str] = ()  # names that mean something else
     has_gradients: bool = True  # whether torch records gradients where the function begins
     overwritten: list[Overwritten] = field(default_factory=list)
     views: dict[str, View] = field(default_factory=dict)  # of those that it has, by name
-    made: dict[int, Any] = field(default_factory=dict)  # tensors that it makes of numbers, by id
+    made: dict[int, Any] = field(default_factory=lambda: _made.get({}))  # of numbers, by id
+    used: list[tuple[Any, int]] = field(default_factory=list)  # those of them, as they were
     asked: list[str] = field(default_factory=list)  # what it wanted to know of values
 
     def check(self, results: Sequence[Expr]) -> None:
         """Raise ChainError where what was overwritten is used elsewhere."""
         for each in self.overwritten:
             each.check(results)
+        if any(tensor._version != version for tensor, version in self.used):
+            raise ChainError(
+                "the function changes a tensor that it makes, and has used before; make another "
+                "one, as in m = m * 2"
+            )
 
     def hold(self, tensor: Any, name: str, view: View | None = None) -> Expr:
         """What stands for one tensor more, by such a name; of a view, whose it is."""
@@ -98,6 +110,7 @@ class Tracing:
         return self.others[name]
 
 
+_made: ContextVar[dict[int, Any]] = ContextVar("_made")
 _tracing: ContextVar[Tracing | None] = ContextVar("_tracing", default=None)
 
 
@@ -106,17 +119,29 @@ def current() -> Tracing | None:
     return _tracing.get()
 
 
+@contextmanager
+def making(made: dict[int, Any]) -> Iterator[None]:
+    """With these as the tensors that a function has made, by their ids, and makes."""
+    token = _made.set(made)
+    try:
+        yield
+    finally:
+        _made.reset(token)
+
+
 def _has_gradients() -> bool:
     torch = sys.modules.get("torch")
     return torch is None or bool(torch.is_grad_enabled())
 
 
 @contextmanager
-def standing_for(held: Mapping[str, Any], taken: Container[str] = ()) -> Iterator[Tracing]:
+def standing_for(
+    held: Mapping[str, Any], main: Expr | None = None, taken: Container[str] = ()
+) -> Iterator[Tracing]:
     """For tensors, by the names of operands, take expressions."""
     others = {name: stand_in(name) for name in held}
     by_id = {id(tensor): others[name] for name, tensor in held.items()}
-    tracing = Tracing({**held}, others, by_id, taken, _has_gradients())
+    tracing = Tracing({**held}, others, by_id, main, taken, _has_gradients())
     token = _tracing.set(tracing)
     try:
         yield tracing
@@ -145,11 +170,12 @@ def known(value: Any, where: str) -> Any:
     if tracing is not None and id(value) in tracing.by_id:
         return tracing.by_id[id(value)]
     if tracing is not None and id(value) in tracing.made:
-        if value.dim() == 0 and value.is_floating_point():
-            return value.item()
-        if current_call() is None:
+        if (call := current_call()) is None:
             raise NotKnownYet(f"{where}: got a tensor that the function makes; {_MADE}")
-        return tracing.hold(value, "constant")
+        tracing.used.append((value, value._version))
+        number = call.moved(value) if value.dim() == 0 else value
+        tracing.by_id[id(value)] = tracing.hold(number, "constant")
+        return tracing.by_id[id(value)]
     raise ChainError(
         f"{where}: got a {type(value).__name__}, wanted an expression or a number; give the "
         "function a parameter for it and pass it in the call, or make a fusegen.Layer of a module"

@@ -13,14 +13,23 @@ from numbers import Real
 from typing import Any
 
 from fusegen import ir
+from fusegen.asked import ASKED, axes_of
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import ALIASES, OPS, lookup, nearest
-from fusegen.shaping import part_of
+from fusegen.shaping import as_numbers, is_part, part_of
 from fusegen.sizes import says_last, shape_of, with_numbers
-from fusegen.spellings import OF_SIZES, SPELLED, axes_of, cast
+from fusegen.spellings import OF_SIZES, SPELLED, cast
 from fusegen.standing import Overwritten, current, known, note, seen_through, users_of
-from fusegen.unsaid import UNKNOWN, device_of, is_type, type_of
+from fusegen.unsaid import (
+    MOVING,
+    UNKNOWN,
+    NotKnownYet,
+    current_call,
+    device_of,
+    is_type,
+    type_of,
+)
 
 # What torch's functions may be told beside an operation's parameters, where it is not asked for.
 _SWITCHES = ("inplace", "return_indices")
@@ -64,8 +73,9 @@ def of_torch(
 
 def attribute_of(x: Expr, name: str) -> Any:
     """What x has by this name, as a tensor would: a method that is an operation."""
-    if name in _OWN:
+    if name in (*_OWN, *ASKED):
         note(f"x.{name}")
+    if name in _OWN:
         return _OWN[name](x)
     if name.startswith("_") or not (name in UNKNOWN or _is_operation(name)):
         is_own = name.startswith("_")
@@ -74,6 +84,8 @@ def attribute_of(x: Expr, name: str) -> Any:
         guess = None if is_own else nearest(name, [*OPS, *ALIASES])
         hint = f"; did you mean {guess!r}?" if guess else ""
         raise AttributeError(f"'Expr' object has no attribute {name!r}{hint}")
+    if name in MOVING:
+        return lambda *args: _moved(x, name, args)
     if name in UNKNOWN:
         raise ChainError(f"x.{name}: {UNKNOWN[name]}")
     if name == "where":  # of a tensor's, the condition comes first of the arguments
@@ -84,6 +96,10 @@ def attribute_of(x: Expr, name: str) -> Any:
 def item_of(x: Expr, key: object) -> Expr:
     """x[key]: places along axes are selected, None is a new axis, and a whole slice stays."""
     keys = key if isinstance(key, tuple) else (key,)
+    if (call := current_call()) is not None and is_part(index := as_numbers(keys)):
+        view = call.view(x, "__getitem__", index)
+        if view is not None:
+            return view
     if sum(k is Ellipsis for k in keys) > 1:
         raise ChainError("x[..., ...]: an index has one Ellipsis at most")
     cut = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
@@ -122,6 +138,8 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     """The operation of this name, with arguments as torch has them."""
     args = [known(value, where) for value in args]
     kwargs = {word: known(value, where) for word, value in kwargs.items()}
+    if name in MOVING and args and isinstance(args[0], Expr):
+        return _moved(args[0], name, [*args[1:], *kwargs.values()])
     if name in UNKNOWN:
         raise ChainError(f"{where}: {UNKNOWN[name]}")
     name = name.lstrip("_")
@@ -165,6 +183,18 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     if left:
         raise ChainError(f"{where}: a chain has no {left[0]}= there; it is {op.signature}")
     return op(x, *others, **given)
+
+
+def _moved(x: Expr, method: str, args: Sequence[Any]) -> Expr:
+    """A tensor behind the first with its axes in another order, which is a view of it."""
+    tracing = current()
+    if x.op != "input" or tracing is None or tracing.main is x:
+        raise ChainError(f"x.{method}: {UNKNOWN[method]}")
+    if (call := current_call()) is None:
+        raise NotKnownYet(f"x.{method}: the call has to take such a view; {UNKNOWN[method]}")
+    view = call.view(x, method, *as_numbers(tuple(args)))
+    assert view is not None
+    return view
 
 
 def _overwriting(

@@ -61,6 +61,7 @@ class Traced(NamedTuple):
     chain: Chain
     held: Mapping[str, Any]
     views: Mapping[str, View]
+    wanted: Any = None  # what checks the input, where something is wanted of it
 
 
 def trace(
@@ -90,22 +91,26 @@ def traced(
         name = getattr(function, "__name__", "the function")
     input_name, placements = _parameters(function, name, given)
     x, tensors = stand_in(input_name), {p: stand_in(p) for p in placements}
-    with standing_for(held or {}, {input_name, *placements}) as tracing:
+    with standing_for(held or {}, x, {input_name, *placements}) as tracing:
         try:
             result: object = function(x, **tensors)
-        except (TypeError, AttributeError, OverflowError) as error:
+        except BadArgument as error:
+            raise ChainError(f"{name}: {error}") from error
+        except ChainError:
+            raise
+        except Exception as error:
             if tracing.asked and current_call() is None:
                 raise NotKnownYet(
                     f"{name}: {error}; {tracing.asked[-1]} is not known before a call, and "
                     "fusegen.compile, which waits for one, takes such a function"
                 ) from error
+            if not isinstance(error, TypeError | AttributeError | OverflowError):
+                raise
             raise ChainError(
                 f"{name}: {error} (a chain's function is called once, with "
                 f"expressions; it uses operators and fusegen's operations, and no `if` on their "
                 "values)"
             ) from error
-        except BadArgument as error:
-            raise ChainError(f"{name}: {error}") from error
     results = result if isinstance(result, tuple) and result else (result,)
     for each in results:
         if not isinstance(each, Expr):
@@ -175,6 +180,24 @@ def _placement(annotation: object) -> Placement | None:
     except (ValueError, TypeError):
         return None
     return None if constants else placement
+
+
+def applied(chain: Chain, x: Expr, operands: Mapping[str, Any]) -> Any:
+    """What a chain's steps make of expressions, where it is part of a function that is traced."""
+    values, running = dict(operands), x
+    for step in chain.steps:
+        if step.is_naming:
+            values[step.names[0]] = running
+        elif step.op == "recall":
+            running = values[step.names[0]]
+        elif step.taken_up is not None:
+            running = values[step.taken_up]
+        else:
+            assert isinstance(step.definition, Op)
+            drawn = {p.name for p in step.definition.parameters if p.is_drawn}
+            own = {p: values[n] for p, n in step.operands if p not in drawn}
+            running = step.definition(running, **own, **dict(step.attributes))
+    return (running, *[values[n] for n in chain.gives]) if chain.gives else running
 
 
 class _Line:

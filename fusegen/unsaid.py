@@ -7,10 +7,14 @@ more is traced when it is called, and then the call tells.
 
 from __future__ import annotations
 
+import dis
+import functools
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any, ClassVar, Protocol
 
 from fusegen.errors import ChainError
@@ -21,12 +25,13 @@ UNTOLD = (
     "its axes are not known before a call; fusegen.compile takes a function that asks, and traces "
     "it when it is called; flatten(1), unflatten, mean and the like need no sizes"
 )
+MOVING = ("permute", "transpose", "t", "movedim", "swapaxes", "swapdims")
 # What a tensor knows of itself, and what to write where a chain asks for it.
 UNKNOWN: Mapping[str, str] = {
     **dict.fromkeys(("item", "tolist", "numpy", "cpu"), "it has no values before a call"),
     **dict.fromkeys(("requires_grad", "is_leaf", "grad_fn"), "it is not known before a call"),
     **dict.fromkeys(
-        ("permute", "transpose", "t", "T", "mT", "movedim"),
+        (*MOVING, "T", "mT"),
         "no step exchanges axes; pass such a view of the tensor, which is read where it lies",
     ),
     **dict.fromkeys(
@@ -80,8 +85,13 @@ class Call(Protocol):
     def tensors(self) -> Mapping[Expr, Told]:
         """What it gives to the function, by what stands for it."""
 
-    def part(self, value: Expr, axis: int, key: slice) -> Expr | None:
-        """What stands for a part of a tensor behind the first, which the call takes of it."""
+    def view(self, value: Expr, method: str, *args: Any) -> Expr | None:
+        """What stands for a view of a tensor behind the first, which the call takes of it by a
+        method; None where the value is none of those.
+        """
+
+    def moved(self, tensor: Any) -> Any:
+        """The tensor on the device of what it gives."""
 
 
 _call: ContextVar[tuple[Call | None, bool]] = ContextVar("_call", default=(None, False))
@@ -114,7 +124,7 @@ def told_of(value: Expr, reason: str) -> Told:
     return call.of(value)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TypeOf:
     """x.dtype, which a call tells: what another value may be cast to."""
 
@@ -128,15 +138,17 @@ class TypeOf:
         other = other.told() if isinstance(other, TypeOf) else other
         return bool(self.told() == other)
 
-    def __hash__(self) -> int:
-        return hash(self.told())
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.told())
 
     def told(self) -> Any:
         """Torch's type."""
         return told_of(self.value, self.REASON).dtype
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DeviceOf:
     """x.device, where all that a call is given is."""
 
@@ -145,24 +157,55 @@ class DeviceOf:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, DeviceOf):
             return True
-        reason = "x.device is not known before a call, which has one for all"
-        return bool(told_of(self.value, reason).device == other)
+        return bool(self.told() == other)
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __repr__(self) -> str:
+        return repr(self.told())
+
+    def __str__(self) -> str:
+        return str(self.told())
+
+    def told(self) -> Any:
+        """Torch's device."""
+        reason = "x.device is not known before a call, which has one for all"
+        return told_of(self.value, reason).device
+
 
 def type_of(x: Expr) -> Any:
-    """x.dtype."""
+    """x.dtype; where code may ask which object it is, that is it."""
     found = TypeOf(x)
-    return found.told() if tells_at_once() else found
+    return found.told() if tells_at_once() or asks_by("IS_OP", "isinstance") else found
 
 
 def device_of(x: Expr) -> Any:
     """x.device."""
-    call = current_call()
-    return call.of(x).device if call is not None and tells_at_once() else DeviceOf(x)
+    found = DeviceOf(x)
+    return found.told() if tells_at_once() else found
+
+
+def asks_by(*instructions: str) -> bool:
+    """Whether the code that asks, behind what is fusegen's own, has one of these instructions, or
+    names.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "fusegen":
+        frame = frame.f_back
+    return frame is not None and not _words_of(frame.f_code).isdisjoint(instructions)
+
+
+@functools.cache
+def _words_of(code: CodeType) -> frozenset[str]:
+    return frozenset((*(i.opname for i in dis.get_instructions(code)), *code.co_names))
 
 
 def is_type(value: object) -> bool:
     """Whether it is one of torch's types of elements, or stands for one."""
     return isinstance(value, TypeOf) or type(value).__name__ == "dtype"
+
+
+def is_device(value: object) -> bool:
+    """Whether it is the device of a value, which is that of all."""
+    is_told = current_call() is not None and type(value).__name__ == "device"
+    return isinstance(value, DeviceOf) or is_told
