@@ -22,7 +22,7 @@ from fusegen.sizes import Untold
 from fusegen.standing import View, current, known
 from fusegen.tensorlike import of_torch
 from fusegen.trace import Traced
-from fusegen.unsaid import MOVING, DeviceOf, NotKnownYet, TypeOf
+from fusegen.unsaid import MOVING, DeviceOf, NotKnownYet, TypeOf, current_call, is_device
 
 # What a forward may ask of the module's tensors, which are there as it is traced: all but values.
 _TOLD = [
@@ -202,6 +202,10 @@ class _Lending(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
         if name in VIEWS and (name != "__getitem__" or is_part(as_numbers(args[1]))):
             return self._view(args[0], name, as_numbers((*args[1:], *(kwargs or {}).values())))
+        if name == "to" and current_call() is not None and all(map(is_device, args[1:])):
+            (device,) = (a.told() if isinstance(a, DeviceOf) else a for a in args[1:])
+            is_there = device == args[0].device
+            return args[0] if is_there else self._view(args[0], name, (device,))
         if name in _BAKED:
             raise ChainError(
                 f"{name} of {self.names[id(own[0])]!r}: a tensor of the module has no values "

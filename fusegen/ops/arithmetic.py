@@ -156,7 +156,7 @@ def logit(x: Expr, eps: float = -1.0) -> Expr:
     if eps < 0:  # NaN outside, and its gradient too
         inner = x * primitive("where", (x < 0.0) | (x > 1.0), math.nan, 1.0)
     else:
-        inner = clamp.function(x, eps, 1.0 - eps)
+        inner = primitive("where", x > 1.0 - eps, 1.0 - eps, primitive("where", x < eps, eps, x))
     return primitive("log", inner) - primitive("log", 1.0 - inner)
 
 
