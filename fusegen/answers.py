@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, MutableMapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from fusegen.runtime import Fused
 from fusegen.standing import View, current, making, stand_in
 from fusegen.trace import Traced, chain_to
 from fusegen.unsaid import Told, told_by
+
+T = TypeVar("T")
 
 
 class Chosen(NamedTuple):
@@ -115,7 +118,7 @@ class _Call:
 class _Making(TorchFunctionMode):
     """Notes which tensors a function makes while it is traced: of numbers, and of each other."""
 
-    def __init__(self, made: dict[int, Tensor]) -> None:
+    def __init__(self, made: MutableMapping[int, Tensor]) -> None:
         super().__init__()
         self.made = made
 
@@ -160,12 +163,11 @@ class Answers:
     def __init__(self) -> None:
         self._chosen: dict[Any, Chosen] = {}
         self._fused: dict[Chain, Fused] = {}
-        self._made: dict[int, Tensor] = {}  # some remember what they made before
+        self._made: MutableMapping[int, Tensor] = WeakValueDictionary()  # which some remember
 
-    def unasked(self, trace: Callable[[], Traced]) -> Traced:
-        """What is traced before a call; raises NotKnownYet where that cannot be."""
-        made = making(self._made), _Making(self._made)
-        with made[0], made[1], _Drawing():  # type: ignore[no-untyped-call]
+    def noting(self, trace: Callable[[], T]) -> T:
+        """What is traced, with notes of what is made meanwhile."""
+        with making(self._made), _Making(self._made), _Drawing():  # type: ignore[no-untyped-call]
             return trace()
 
     def chosen(
@@ -199,9 +201,9 @@ class Answers:
         """
         with torch.inference_mode(False):  # what is made may be wanted in training too
             with suppress(Exception), told_by(call, at_once=False):
-                return self.unasked(trace)
+                return self.noting(trace)
             with told_by(call, at_once=True):
-                return self.unasked(trace)
+                return self.noting(trace)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Answers, ()  # it holds no state but caches, and those are one module's

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from fusegen.answers import Answers, Chosen, chosen_of
 from fusegen.arguments import check_tensor
@@ -107,7 +108,7 @@ class Layer(nn.Module):
     def _trace(self, modes: tuple[bool | str, ...], also: Collection[str]) -> Chosen | Answers:
         answers = Answers()
         try:
-            found = answers.unasked(partial(traced, self.module, self._lent, also))
+            found = answers.noting(partial(traced, self.module, self._lent, also))
             self._by_mode[modes] = chosen_of(found, Fused(found.chain), self._lent)
         except NotKnownYet:
             self._by_mode[modes] = answers
@@ -167,7 +168,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor | None = None, *operands: Tensor, **named: Tensor) -> Any:
         """What the compiled chain gives for x, the operands that are held and those passed here."""
-        if any(isinstance(a, Expr) for a in (x, *operands, *named.values())):
+        others = (*operands, *named.values())
+        if isinstance(x, Expr) or (others and any(isinstance(t, Expr) for t in others)):
             return self._in_another(x, operands, named)
         fused, given = self._prepared(x, operands, named)
         return fused(*given)
@@ -194,9 +196,10 @@ class Layer(nn.Module):
             also = self._optionals.names.intersection({*named, *self._held})
         found = self._find(also)
         if isinstance(found, Answers):
+            answered = self._answered_outside if is_dynamo_compiling() else self._answered
             trace = partial(traced, self.module, self._lent, also)
-            answered: tuple[Fused, list[Any]] = self._answered(found, trace, x, operands, named)
-            return answered
+            result: tuple[Fused, list[Any]] = answered(found, trace, x, operands, named)
+            return result
         if found.wanted is not None and isinstance(x, Tensor):
             found.wanted.check(x)
         names = found.fused.chain.given
@@ -212,6 +215,9 @@ class Layer(nn.Module):
         return found.fused, [x, *found.operands(lambda n: given[n] if n in given else self._own(n))]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _answered_outside(self, *args: Any) -> tuple[Fused, list[Any]]:
+        return self._answered(*args)
+
     def _answered(
         self,
         answers: Answers,
@@ -237,11 +243,12 @@ class Layer(nn.Module):
             )
         for name, tensor in given.items():
             check_tensor(name, tensor)
-        found = answers.chosen(trace, given, {name: self._own(name) for name in self._lent})
+        own = {name: getattr(*place) for name, place in self._lent.items()}
+        found = answers.chosen(trace, given, own)
         if found.wanted is not None:
             found.wanted.check(given[self._input])
-        tensors = found.operands(lambda n: given[n] if n in given else self._own(n))
-        return found.fused, [given[self._input], *tensors]
+        tensors = {**own, **given}
+        return found.fused, [given[self._input], *found.operands(tensors.__getitem__)]
 
     def _own(self, name: str) -> Tensor:
         owner, attribute = self._lent.get(name, (self, name))

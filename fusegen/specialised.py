@@ -26,7 +26,7 @@ from fusegen.ir import Expr
 from fusegen.ops import Chain
 from fusegen.plan import remember
 from fusegen.runtime import Fused
-from fusegen.trace import Traced, traced
+from fusegen.trace import traced
 from fusegen.unsaid import NotKnownYet
 
 
@@ -157,7 +157,7 @@ def compiled(source: Any) -> Fused | Specialised:
     tells, all its chains.
     """
     try:
-        return Fused(Answers().unasked(lambda: Traced(chain(source), {}, {})).chain)
+        return Fused(Answers().noting(partial(chain, source)))
     except NotKnownYet as error:
         if isinstance(source, str | Chain):
             raise

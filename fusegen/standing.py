@@ -85,7 +85,7 @@ class Tracing:
     has_gradients: bool = True  # whether torch records gradients where the function begins
     overwritten: list[Overwritten] = field(default_factory=list)
     views: dict[str, View] = field(default_factory=dict)  # of those that it has, by name
-    made: dict[int, Any] = field(default_factory=lambda: _made.get({}))  # of numbers, by id
+    made: Mapping[int, Any] = field(default_factory=lambda: _made.get({}))  # of numbers, by id
     used: list[tuple[Any, int]] = field(default_factory=list)  # those of them, as they were
     asked: list[str] = field(default_factory=list)  # what it wanted to know of values
 
@@ -110,7 +110,7 @@ class Tracing:
         return self.others[name]
 
 
-_made: ContextVar[dict[int, Any]] = ContextVar("_made")
+_made: ContextVar[Mapping[int, Any]] = ContextVar("_made")
 _tracing: ContextVar[Tracing | None] = ContextVar("_tracing", default=None)
 
 
@@ -120,7 +120,7 @@ def current() -> Tracing | None:
 
 
 @contextmanager
-def making(made: dict[int, Any]) -> Iterator[None]:
+def making(made: Mapping[int, Any]) -> Iterator[None]:
     """With these as the tensors that a function has made, by their ids, and makes."""
     token = _made.set(made)
     try:
