@@ -56,8 +56,6 @@ class Specialised:
         """The function of these tensors, as `Fused` gives it."""
         if is_dynamo_compiling():
             return self._outside(args, out, named)
-        if any(isinstance(a, Expr) for a in (*args, *named.values())):
-            return self._function(*args, **named)  # in a function that is traced itself
         return self._called(args, out, named)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -68,6 +66,8 @@ class Specialised:
         key = _kinds_of(args) if not named else None
         if key in self._known:
             return self._known[key](*args, out=out)
+        if any(isinstance(value, Expr) for value in (*args, *named.values())):
+            return self._function(*args, **named)  # in a function that is traced itself
         given = self._given(args, named)
         chosen = self._chosen(given)
         x, *operands = given
