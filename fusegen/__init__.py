@@ -93,7 +93,7 @@ def compile(source: str | Chain | Op | Callable[..., Any]) -> "Fused | Specialis
     """
     # Here, because they import torch.
     from fusegen.runtime import Fused
-    from fusegen.specialised import compiled  # the same
+    from fusegen.specialised import Specialised, compiled  # the same
 
     fused = compiled(source)
     if isfunction(source) and isinstance(fused, Fused):
@@ -101,6 +101,7 @@ def compile(source: str | Chain | Op | Callable[..., Any]) -> "Fused | Specialis
         update_wrapper(fused, source, updated=())
         fused._input = next(iter(signature_of(source).parameters))
         fused._optionals = Optionals(source)
+        fused._instead = Specialised(source, "its chain takes none of them")
     return fused
 
 

@@ -13,8 +13,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusegen import ir
-from fusegen.errors import ChainError
+from fusegen.arguments import check_all
+from fusegen.errors import ArgumentError, ChainError, EmptyReductionError, OtherAxesError
 from fusegen.ir import Expr
+from fusegen.joining import ways
 from fusegen.modules import target_of
 from fusegen.ops import Chain
 from fusegen.plan import remember
@@ -22,7 +24,7 @@ from fusegen.reference import run_eagerly
 from fusegen.runtime import Fused
 from fusegen.standing import View, current, making, stand_in
 from fusegen.trace import Traced, chain_to
-from fusegen.unsaid import Told, told_by
+from fusegen.unsaid import Telling, Told, told_by
 
 T = TypeVar("T")
 
@@ -59,20 +61,23 @@ class _Shape(NamedTuple):
 
 class _Call:
     """What tensors tell of themselves, and of what is computed of them, by the names that stand for
-    them; the first is the input.
+    them: those given, of which the first is the input, and those that the function has itself.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._given = tensors
-        self._input = next(iter(tensors))
+    def __init__(self, given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+        self._given, self._own = given, own
+        self._input = next(iter(given))
         self._known: dict[Expr, Told] = {}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._given
+        return name in self._given or name in self._own
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._given[name] if name in self._given else self._own[name]
 
     def tensors(self) -> dict[Expr, Told]:
         """What is given, by what stands for it."""
-        return {stand_in(name): tensor for name, tensor in self._given.items()}
+        return {stand_in(name): self[name] for name in (*self._given, *self._own)}
 
     def moved(self, tensor: Tensor) -> Tensor:
         """The tensor on the input's device."""
@@ -97,10 +102,20 @@ class _Call:
                 self._known[value] = self._computed(value)
         return self._known[value]
 
+    def require_fit(self, chosen: Chosen) -> None:
+        """Raise what a call would, where the chain does not take the tensors."""
+        x = self._given[self._input]
+        chain = chosen.fused.chain
+        operands = dict(zip(chain.given, chosen.operands(self.__getitem__), strict=True))
+        seeds = dict.fromkeys(chain.drawn, torch.zeros(1, dtype=torch.int64, device=x.device))
+        tensors = [x, *[(operands | seeds)[name] for name in chain.operands]]
+        with suppress(EmptyReductionError, OtherAxesError):
+            check_all(chain, ways(chain), tensors)
+
     def _tensor(self, name: str) -> Tensor:
         tracing = current()
         assert tracing is not None
-        tensor: Tensor = tracing.held[name] if name in tracing.held else self._given[name]
+        tensor: Tensor = tracing.held[name] if name in tracing.held else self[name]
         return tensor
 
     def _computed(self, value: Expr) -> Told:
@@ -177,7 +192,7 @@ class Answers:
         own: Mapping[str, Tensor],
     ) -> Chosen:
         """The chain for a call with these tensors, by the names of the function's parameters, and
-        with those that the function has itself.
+        with those that the function has itself, which to trace it may renew.
         """
         device = next(iter(given.values())).device
         target_of(device)
@@ -187,23 +202,30 @@ class Answers:
         key = (mode, torch.get_default_dtype(), *given, *kinds)
         found = self._chosen.get(key)
         if found is None:
-            call = _Call({**given, **own})
-            traced = self._traced_for(call, trace)
-            if traced.chain not in self._fused:
-                remember(self._fused, traced.chain, Fused(traced.chain))
-            found = chosen_of(traced, self._fused[traced.chain], call)
+            found = self._find(_Call(given, own), trace)
             remember(self._chosen, key, found)
         return found
 
-    def _traced_for(self, call: _Call, trace: Callable[[], Traced]) -> Traced:
-        """Traced with sizes as all chains have them, which are the same for all sizes; and if that
-        is not enough, with the call's.
+    def _find(self, call: _Call, trace: Callable[[], Traced]) -> Chosen:
+        """What is traced for a call: with sizes as all chains have them, which are the same for all
+        sizes, and if the chain does not take the tensors, with more and more of what the call
+        tells.
         """
-        with torch.inference_mode(False):  # what is made may be wanted in training too
-            with suppress(Exception), told_by(call, at_once=False):
-                return self.noting(trace)
-            with told_by(call, at_once=True):
-                return self.noting(trace)
+        problem: Exception | None = None
+        for telling in Telling:
+            try:
+                # What is made may be wanted in training too.
+                with torch.inference_mode(False), told_by(call, telling):
+                    traced = self.noting(trace)
+                if traced.chain not in self._fused:
+                    remember(self._fused, traced.chain, Fused(traced.chain))
+                found = chosen_of(traced, self._fused[traced.chain], call)
+                call.require_fit(found)
+                return found
+            except Exception as error:
+                problem = problem if isinstance(error, ArgumentError) and problem else error
+        assert problem is not None
+        raise problem
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Answers, ()  # it holds no state but caches, and those are one module's

@@ -236,3 +236,10 @@ def sizes_of(what: str, given: Sequence[int]) -> tuple[int, ...]:
     if min(found, default=0) < 0:
         raise ArgumentError(f"{what}: got {given!r}, wanted sizes such as (8, 64, 14, 14)")
     return found
+
+
+def kinds_of(args: tuple[Any, ...]) -> Any:
+    """What decides for a chain, of arguments that are all tensors and are not cast; else None."""
+    if torch._C._is_any_autocast_enabled() or not all(isinstance(t, Tensor) for t in args):
+        return None
+    return tuple([(t.shape, t.dtype, t.device) for t in args])

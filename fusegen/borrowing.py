@@ -22,7 +22,16 @@ from fusegen.sizes import Untold
 from fusegen.standing import View, current, known
 from fusegen.tensorlike import of_torch
 from fusegen.trace import Traced
-from fusegen.unsaid import MOVING, DeviceOf, NotKnownYet, TypeOf, current_call, is_device
+from fusegen.unsaid import (
+    MOVING,
+    SEEING,
+    DeviceOf,
+    NotKnownYet,
+    TypeOf,
+    current_call,
+    is_device,
+    tells_all,
+)
 
 # What a forward may ask of the module's tensors, which are there as it is traced: all but values.
 _TOLD = [
@@ -110,6 +119,36 @@ def traced(module: nn.Module, lent: Mapping[str, Place], also: Container[str] = 
     """The chain that the module's forward is in the modes in which its parts are, given tensors for
     some parameters that are None else, and what is wanted of its input.
     """
+    before = _settings_of(module)
+    result = _traced(module, lent, also)
+    if (changed := _settings_of(module)) != before:
+        # What grows with the first of its kind stays as it is behind it; what counts does not.
+        result = _traced(module, lent, also)
+        if (now := _settings_of(module)) != changed:
+            name = next(name for name in now if now[name] != changed.get(name))
+            for (part, attribute), value in before.items():
+                setattr(part, attribute, value)
+            raise ChainError(
+                f"{type(name[0]).__name__}.{name[1]}: forward changes it in each call, and a chain "
+                "would have it as it is now; count outside of forward, and pass a tensor"
+            )
+    return result
+
+
+Setting = tuple[nn.Module, str]
+
+
+def _settings_of(module: nn.Module) -> dict[Setting, object]:
+    """What a module's parts have as numbers and the like."""
+    return {
+        (part, name): value
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if isinstance(value, int | float | str | None)
+    }
+
+
+def _traced(module: nn.Module, lent: Mapping[str, Place], also: Container[str]) -> Traced:
     held = {name: getattr(*place) for name, place in lent.items()}
     lending = _Lending({id(tensor): name for name, tensor in held.items()})
     given: list[tuple[Any, Expr]] = []
@@ -200,7 +239,8 @@ class _Lending(TorchFunctionMode):
         own = [a for a in told if id(a) in self.names]
         if not own or name in _TOLD:
             return function(*args, **(kwargs or {}))
-        if name in VIEWS and (name != "__getitem__" or is_part(as_numbers(args[1]))):
+        is_view = name in VIEWS or (name in SEEING and tells_all())
+        if is_view and (name != "__getitem__" or tells_all() or is_part(as_numbers(args[1]))):
             return self._view(args[0], name, as_numbers((*args[1:], *(kwargs or {}).values())))
         if name == "to" and current_call() is not None and all(map(is_device, args[1:])):
             (device,) = (a.told() if isinstance(a, DeviceOf) else a for a in args[1:])

@@ -17,7 +17,7 @@ from fusegen.answers import Answers, Chosen, chosen_of
 from fusegen.arguments import check_tensor
 from fusegen.borrowing import in_mode, lent_by, traced
 from fusegen.dsl import chain
-from fusegen.errors import ArgumentError, ChainError
+from fusegen.errors import ArgumentError, ChainError, UnsupportedError
 from fusegen.ir import Expr
 from fusegen.ops import RUNNING, Chain, Op, Step
 from fusegen.optional import Optionals
@@ -172,6 +172,18 @@ class Layer(nn.Module):
         if isinstance(x, Expr) or (others and any(isinstance(t, Expr) for t in others)):
             return self._in_another(x, operands, named)
         fused, given = self._prepared(x, operands, named)
+        try:
+            return fused(*given)
+        except (ArgumentError, UnsupportedError) as error:
+            modes = next((m for m, found in self._by_mode.items() if _is_of(found, fused)), None)
+            if self._optionals is None or modes is None:
+                raise
+            chosen, self._by_mode[modes] = self._by_mode[modes], Answers()
+            try:
+                fused, given = self._prepared(x, operands, named)
+            except Exception:
+                self._by_mode[modes] = chosen
+                raise error from None
         return fused(*given)
 
     def _in_another(self, x: Any, operands: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -197,8 +209,7 @@ class Layer(nn.Module):
         found = self._find(also)
         if isinstance(found, Answers):
             answered = self._answered_outside if is_dynamo_compiling() else self._answered
-            trace = partial(traced, self.module, self._lent, also)
-            result: tuple[Fused, list[Any]] = answered(found, trace, x, operands, named)
+            result: tuple[Fused, list[Any]] = answered(found, also, x, operands, named)
             return result
         if found.wanted is not None and isinstance(x, Tensor):
             found.wanted.check(x)
@@ -221,7 +232,7 @@ class Layer(nn.Module):
     def _answered(
         self,
         answers: Answers,
-        trace: Callable[[], Traced],
+        also: Collection[str],
         x: Tensor | None,
         operands: tuple[Tensor, ...],
         named: Mapping[str, Tensor],
@@ -244,6 +255,12 @@ class Layer(nn.Module):
         for name, tensor in given.items():
             check_tensor(name, tensor)
         own = {name: getattr(*place) for name, place in self._lent.items()}
+
+        def trace() -> Traced:
+            found = traced(self.module, self._lent, also)
+            own.update({name: getattr(*place) for name, place in self._lent.items()})
+            return found
+
         found = answers.chosen(trace, given, own)
         if found.wanted is not None:
             found.wanted.check(given[self._input])
@@ -259,6 +276,10 @@ class Layer(nn.Module):
         """The chain's text."""
         found = self._usual()
         return "" if isinstance(found, Answers) else repr(found.fused.chain.text)
+
+
+def _is_of(found: Chosen | Answers, fused: Fused) -> bool:
+    return isinstance(found, Chosen) and found.fused is fused
 
 
 def _in_evaluation(found: Chain) -> Chain:

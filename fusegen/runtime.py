@@ -27,29 +27,35 @@ from fusegen.arguments import (
     count_modes,
     is_recorded,
     is_symbolic,
+    kinds_of,
     refuse_learning,
-    sizes_of,
     tracing_state,
 )
 from fusegen.autocasting import is_sensitive, under_autocast
 from fusegen.bound import Bound
 from fusegen.cache import build_key
-from fusegen.errors import ArgumentError, EmptyReductionError, OtherAxesError
+from fusegen.errors import (
+    ArgumentError,
+    EmptyReductionError,
+    OtherAxesError,
+    UnsupportedError,
+)
 from fusegen.execution import Part, Result
 from fusegen.ir import Expr
 from fusegen.joining import ways, with_anew
 from fusegen.layouts import dtype_name
-from fusegen.modules import generator, limits_here, target_of
+from fusegen.modules import generator, target_of
 from fusegen.operators import LIBRARY, recorded
 from fusegen.ops import Chain
 from fusegen.optional import Optionals
 from fusegen.plan import remember
 from fusegen.reference import run_eagerly
-from fusegen.target import H200, H200_GB_PER_S
+from fusegen.situation import situation_of
+from fusegen.target import H200_GB_PER_S
 from fusegen.trace import applied
 
 if TYPE_CHECKING:
-    from fusegen.describe import Situation
+    pass
 
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
@@ -80,6 +86,9 @@ class Fused:
         self._name = chain.recorded_name
         self._input = "x"  # what x may be called
         self._optionals = Optionals(None)
+        # What a function is compiled to for tensors that its chain does not take, and which are.
+        self._instead: Any = None
+        self._refused: set[Any] = set()
         self._generator = build_key(generator())
 
     def __call__(
@@ -105,6 +114,9 @@ class Fused:
             if fused is not self:
                 return fused(x, *operands, out=out, **named)
             operands = self._by_name(operands, named)
+        if self._refused and kinds_of((x, *operands)) in self._refused:
+            return self._instead(x, *operands, out=out)
+        given = operands
         if self._draws and not is_symbolic((x, *operands)):
             operands = self._with_seeds(x, operands)
         # What looks inside, and would not see a planned call, is refused further down.
@@ -119,6 +131,21 @@ class Fused:
             return self._shown(x, operands, {}, out)
         if self._updates:
             refuse_learning(self.chain, operands)
+        try:
+            return self._run(x, operands, out, is_plain=is_plain)
+        except (ArgumentError, UnsupportedError) as error:
+            if self._instead is None:
+                raise
+            try:
+                result = self._instead(x, *given, out=out)
+            except Exception:
+                raise error from None
+            self._refused.add(kinds_of((x, *given)))
+            return result
+
+    def _run(
+        self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None, *, is_plain: bool
+    ) -> Result:
         try:
             if self._single is not None:
                 return self._single(x, operands, out)
@@ -319,7 +346,7 @@ class Fused:
         # Here, because a call needs no text.
         from fusegen.describe import sources
 
-        where = _situation(target, dtype, shape, operands, layout, gaps)
+        where = situation_of(target, dtype, shape, operands, layout, gaps)
         return "\n".join(s.text for s in sources(self.chain, *where, grad=grad))
 
     def explain(
@@ -341,7 +368,7 @@ class Fused:
 
         if not isinstance(bandwidth, int | float) or not 0 < bandwidth < math.inf:
             raise ArgumentError(f"bandwidth: got {bandwidth!r}, wanted GB/s above 0, such as 4290")
-        return explain(self.chain, *_situation(target, dtype, shape, operands, layout), bandwidth)
+        return explain(self.chain, *situation_of(target, dtype, shape, operands, layout), bandwidth)
 
     def __repr__(self) -> str:
         return f"fusegen.compile({self.chain.text!r})"
@@ -351,34 +378,6 @@ class Fused:
 
     def __deepcopy__(self, memo: object) -> Fused:
         return self  # it holds no state but caches
-
-
-def _situation(
-    target: str | None,
-    dtype: str | torch.dtype,
-    shape: Sequence[int] | None,
-    operands: Mapping[str, Sequence[int]] | None,
-    layout: str,
-    gaps: Sequence[str] = (),
-) -> tuple[str, Situation]:
-    """The target, and what a chain is called with there, from what a caller gave."""
-    # Here, because a call needs no text.
-    from fusegen.describe import Situation
-
-    if not isinstance(operands, Mapping | None):
-        raise ArgumentError(f"operands: got a {type(operands).__name__}, wanted shapes by name")
-    if not isinstance(gaps, list | tuple) or not all(isinstance(name, str) for name in gaps):
-        raise ArgumentError(f"gaps: got {gaps!r}, wanted a list of names")
-    has_gpu = torch.cuda.is_available()
-    situation = Situation(
-        None if shape is None else sizes_of("shape", shape),
-        {name: sizes_of(f"operands[{name!r}]", s) for name, s in dict(operands or {}).items()},
-        dtype if isinstance(dtype, str) else dtype_name(dtype),
-        layout,
-        limits_here() if has_gpu else H200,
-        tuple(gaps),
-    )
-    return target or ("cuda" if has_gpu else "cpp"), situation
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fusegen.answers import Answers, Chosen
-from fusegen.arguments import check_tensor
+from fusegen.arguments import check_tensor, kinds_of
 from fusegen.dsl import chain
 from fusegen.errors import ArgumentError, ChainError
 from fusegen.ir import Expr
@@ -63,7 +63,7 @@ class Specialised:
         return self._called(args, out, named)
 
     def _called(self, args: tuple[Any, ...], out: Tensor | None, named: Mapping[str, Any]) -> Any:
-        key = _kinds_of(args) if not named else None
+        key = kinds_of(args) if not named else None
         if key in self._known:
             return self._known[key](*args, out=out)
         if any(isinstance(value, Expr) for value in (*args, *named.values())):
@@ -143,13 +143,6 @@ class Specialised:
 
     def __deepcopy__(self, memo: object) -> Specialised:
         return self  # it holds no state but caches
-
-
-def _kinds_of(args: tuple[Any, ...]) -> Any:
-    """What decides for a chain, of arguments that are all tensors and are not cast; else None."""
-    if torch._C._is_any_autocast_enabled() or not all(isinstance(t, Tensor) for t in args):
-        return None
-    return tuple([(t.shape, t.dtype, t.device) for t in args])
 
 
 def compiled(source: Any) -> Fused | Specialised:

@@ -23,11 +23,13 @@ from fusegen.spellings import OF_SIZES, SPELLED, cast
 from fusegen.standing import Overwritten, current, known, note, seen_through, users_of
 from fusegen.unsaid import (
     MOVING,
+    SEEING,
     UNKNOWN,
     NotKnownYet,
     current_call,
     device_of,
     is_type,
+    tells_all,
     type_of,
 )
 
@@ -86,6 +88,8 @@ def attribute_of(x: Expr, name: str) -> Any:
         raise AttributeError(f"'Expr' object has no attribute {name!r}{hint}")
     if name in MOVING:
         return lambda *args: _moved(x, name, args)
+    if name in SEEING and tells_all():
+        return lambda *args, **kwargs: _seen(x, name, args, kwargs)
     if name in UNKNOWN:
         raise ChainError(f"x.{name}: {UNKNOWN[name]}")
     if name == "where":  # of a tensor's, the condition comes first of the arguments
@@ -96,7 +100,8 @@ def attribute_of(x: Expr, name: str) -> Any:
 def item_of(x: Expr, key: object) -> Expr:
     """x[key]: places along axes are selected, None is a new axis, and a whole slice stays."""
     keys = key if isinstance(key, tuple) else (key,)
-    if (call := current_call()) is not None and is_part(index := as_numbers(keys)):
+    call = current_call()
+    if call is not None and (is_part(index := as_numbers(keys)) or tells_all()):
         view = call.view(x, "__getitem__", index)
         if view is not None:
             return view
@@ -185,6 +190,15 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     return op(x, *others, **given)
 
 
+def _seen(x: Expr, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Expr:
+    """x in another shape: of a tensor behind the first a view, which the call takes."""
+    call = current_call()
+    assert call is not None
+    view = call.view(x, method, *as_numbers(args)) if not kwargs else None
+    found: Expr = _called(f"x.{method}", method, (x, *args), kwargs) if view is None else view
+    return found
+
+
 def _moved(x: Expr, method: str, args: Sequence[Any]) -> Expr:
     """A tensor behind the first with its axes in another order, which is a view of it."""
     tracing = current()
@@ -219,9 +233,17 @@ def _overwriting(
 
 def _with_tensors(op: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr, Any], Expr]:
     def found(x: Expr, other: Any) -> Expr:
-        return method(x, known(with_numbers(other), op))
+        other = known(with_numbers(other), op)
+        if type(other) is float and tells_all() and not _is_floating(x):
+            x = cast(x, "float32")  # as torch's promotion does
+        return method(x, other)
 
     return found
+
+
+def _is_floating(x: Expr) -> bool:
+    call = current_call()
+    return call is None or bool(call.of(x).dtype.is_floating_point)
 
 
 def _assigning(sign: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr, Any], Expr]:

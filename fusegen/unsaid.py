@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from enum import IntEnum
 from types import CodeType, FrameType
 from typing import Any, ClassVar, Protocol
 
@@ -25,6 +26,7 @@ UNTOLD = (
     "its axes are not known before a call; fusegen.compile takes a function that asks, and traces "
     "it when it is called; flatten(1), unflatten, mean and the like need no sizes"
 )
+SEEING = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "select")
 MOVING = ("permute", "transpose", "t", "movedim", "swapaxes", "swapdims")
 # What a tensor knows of itself, and what to write where a chain asks for it.
 UNKNOWN: Mapping[str, str] = {
@@ -94,13 +96,21 @@ class Call(Protocol):
         """The tensor on the device of what it gives."""
 
 
-_call: ContextVar[tuple[Call | None, bool]] = ContextVar("_call", default=(None, False))
+class Telling(IntEnum):
+    """How much a call tells."""
+
+    AS_ASKED = 0  # what chains cannot do without, so that they are the same for many calls
+    AT_ONCE = 1  # sizes and types are the call's own from the beginning
+    ALL = 2  # and the types of what operators meet; what is a view of an operand, the call takes
+
+
+_call: ContextVar[tuple[Call | None, Telling]] = ContextVar("_call", default=(None, Telling(0)))
 
 
 @contextmanager
-def told_by(call: Call, *, at_once: bool) -> Iterator[None]:
-    """With a call that tells what is asked for: at once, or only what chains cannot do without."""
-    token = _call.set((call, at_once))
+def told_by(call: Call, telling: Telling) -> Iterator[None]:
+    """With a call that tells what is asked for."""
+    token = _call.set((call, telling))
     try:
         yield
     finally:
@@ -114,7 +124,12 @@ def current_call() -> Call | None:
 
 def tells_at_once() -> bool:
     """Whether sizes and types are the call's own from the beginning."""
-    return _call.get()[1]
+    return _call.get()[1] >= Telling.AT_ONCE
+
+
+def tells_all() -> bool:
+    """Whether the call tells all that it can."""
+    return _call.get()[1] == Telling.ALL
 
 
 def told_of(value: Expr, reason: str) -> Told:

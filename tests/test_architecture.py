@@ -127,6 +127,7 @@ ORDER = (
     "modules",
     "layouts",
     "arguments",
+    "situation",
     "reference",
     "prepared",
     "plan",
@@ -153,7 +154,17 @@ MAY_IMPORT_LATE = (*NEED_TORCH, "cli", "__init__")
 
 # The CLI is let in because `--target cuda` is what its user types, the benchmark because it times
 # devices, autocasting because torch has a table for each kind of device.
-MAY_SAY_CUDA = ("target", "autocasting", "toolchain", "modules", "plan", "runtime", "bench", "cli")
+MAY_SAY_CUDA = (
+    "target",
+    "autocasting",
+    "toolchain",
+    "modules",
+    "situation",
+    "plan",
+    "runtime",
+    "bench",
+    "cli",
+)
 CUDA_WORD = re.compile(
     r"cuda|__global__|__device__|__shared__|\bthreadIdx\b|\bblockIdx\b", re.IGNORECASE
 )

@@ -496,3 +496,102 @@ def test_a_module_that_asks_is_saved_with_what_it_knows(tmp_path):
     torch.save(layer, tmp_path / "layer.pt")
     loaded = torch.load(tmp_path / "layer.pt", weights_only=False)
     torch.testing.assert_close(loaded(x), wanted)
+
+
+def pooled(h, m):
+    m = m.unsqueeze(-1).expand(h.size()).float()
+    return (h * m).sum(1) / m.sum(1).clamp(min=1e-9)
+
+
+def excited(x, y):
+    batch = x.shape[0]
+    return x * y.view(batch, -1, 1)
+
+
+# What a chain that is traced before the call does not take, but one that is traced for it does;
+# with the shapes and the kinds of the operands.
+TRACED_ANEW = {
+    "literal sizes": (lambda x, b: x + b.view(1, 3, 1), ((3,), "number")),
+    "own sizes": (lambda x, b: x + b.reshape(1, b.shape[0], 1), ((3,), "number")),
+    "own numbers": (lambda x, b: x * b.view(2, 3, 1), ((6,), "number")),
+    "another's sizes": (excited, ((2, 3), "number")),
+    "a part": (lambda x, b: x * b[..., :3].sum() + b[0, :3, None], ((2, 7), "number")),
+    "a mask's new axis": (lambda x, m: x * m.unsqueeze(-1), ((2, 3), "truth")),
+    "a mask's new axes": (lambda x, m: m[..., None] * x, ((2, 3), "truth")),
+    "a mask's size": (lambda x, m: x + m.unsqueeze(-1).expand_as(x), ((2, 3), "truth")),
+    "a mean of tokens": (pooled, ((2, 3), "whole")),
+    "whole floats": (lambda x, m: x + (1.0 - m[:, :, None]) * -10000.0, ((2, 3), "whole")),
+    "a sum of floats": (lambda x, m: x / (m + 1.0).unsqueeze(-1), ((2, 3), "whole")),
+    "one label": (lambda x, m: F.cross_entropy(x[0], m[0]), ((2, 3), "whole")),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", TRACED_ANEW)
+def test_what_a_chain_does_not_take_is_traced_for_the_call(name, dtype, device):
+    function, (shape, kind) = TRACED_ANEW[name]
+    fused = fusegen.compile(function)
+    operand = torch.randn(shape, device=device)
+    operand = {"truth": operand > 0, "whole": (operand > 0).long()}.get(kind, operand.to(dtype))
+    operand = operand.requires_grad_(kind == "number")
+    near = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    for _ in range(2):  # the second time it is known
+        x = torch.randn(2, 3, 5, device=device, dtype=dtype, requires_grad=True)
+        got, wanted = fused(x, operand), function(x, operand)
+        assert got.dtype == wanted.dtype
+        torch.testing.assert_close(got, wanted, **near)
+        learning, probe = [x, operand] if kind == "number" else [x], torch.randn_like(wanted)
+        ours, eagers = (torch.autograd.grad(r, learning, probe) for r in (got, wanted))
+        torch.testing.assert_close(ours, eagers, **near)
+    if isinstance(fused, Fused):
+        assert len(fused._refused) == 1
+
+
+def test_what_no_chain_takes_is_told_as_of_the_first():
+    fused = fusegen.compile(lambda x, b: x + b.view(1, 5))
+    with pytest.raises(ArgumentError, match="does not broadcast"):
+        fused(torch.randn(2, 3), torch.randn(4))
+    with pytest.raises(ArgumentError, match="does not broadcast"):
+        fusegen.compile(lambda x, b: x + b)(torch.randn(2, 3), torch.randn(4))
+
+
+class Biased(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.channels = 3
+        self.bias, self.scale = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        return x * self.scale.reshape(self.scale.shape[0], 1) + self.bias.view(1, self.channels, 1)
+
+
+def test_a_module_that_its_chain_does_not_take_is_traced_for_the_call(device):
+    module = Biased().to(device)
+    layer = Layer(module)
+    for batch in (2, 4, 2):
+        x = torch.randn(batch, 3, 5, device=device, requires_grad=True)
+        got, wanted = layer(x), module(x)
+        torch.testing.assert_close(got, wanted)
+        learning, probe = [x, *module.parameters()], torch.randn_like(wanted)
+        ours, eagers = (torch.autograd.grad(r, learning, probe) for r in (got, wanted))
+        torch.testing.assert_close(ours, eagers, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ArgumentError):
+        layer(torch.randn(2, 4, 5, device=device))
+    torch.testing.assert_close(layer(x), module(x))
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.step = 0
+
+    def forward(self, x):
+        self.step += 1
+        return x * min(1.0, self.step / 10)
+
+
+def test_a_module_that_counts_is_refused_and_left_as_it_was():
+    module = Counting()
+    with pytest.raises(ChainError, match=r"Counting\.step: forward changes it in each call"):
+        Layer(module)
+    assert module.step == 0

@@ -532,7 +532,7 @@ def test_mistakes_of_a_call_are_told_with_what_to_do():
     x, labels = torch.randn(2, 3, 5), torch.zeros(2, 3, dtype=torch.int64)
 
     def loss(x, t):
-        return F.cross_entropy(x[0], t[0])
+        return F.cross_entropy(x[0], t[0] + 0)
 
     for function, arguments, message in (
         (lambda x, t: x / t, (x, 0.5), r"argument 't': got float, .*; pass torch.tensor\(0.5\)"),
