@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fusegen import ir
 from fusegen.arguments import check_all
 from fusegen.errors import ArgumentError, ChainError, EmptyReductionError, OtherAxesError
+from fusegen.inlining import in_order
 from fusegen.ir import Expr
 from fusegen.joining import ways
 from fusegen.modules import target_of
@@ -38,6 +39,11 @@ class Chosen(NamedTuple):
     made: Mapping[str, Tensor] = {}
     views: Mapping[str, View] = {}
     wanted: Any = None
+    order: tuple[int | str, ...] = ()
+
+    def results(self, found: Any, tensor: Callable[[str], Tensor]) -> Any:
+        """What the chain gives, as the function returns it."""
+        return in_order(found, self.order, tensor) if self.order else found
 
     def operands(self, tensor: Callable[[str], Tensor]) -> list[Tensor]:
         """The chain's operands, where those that it neither makes nor sees in others are told."""
@@ -167,7 +173,7 @@ class _Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def chosen_of(found: Traced, fused: Fused, whose: Container[str]) -> Chosen:
     """What is traced, compiled: of the tensors that it holds those are made that are nobody's."""
     made = {n: t for n, t in found.held.items() if n not in whose and n not in found.views}
-    return Chosen(fused, made, found.views, found.wanted)
+    return Chosen(fused, made, found.views, found.wanted, found.order)
 
 
 class Answers:

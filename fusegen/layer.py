@@ -18,12 +18,13 @@ from fusegen.arguments import check_tensor
 from fusegen.borrowing import in_mode, lent_by, traced
 from fusegen.dsl import chain
 from fusegen.errors import ArgumentError, ChainError, UnsupportedError
+from fusegen.inlining import applied
 from fusegen.ir import Expr
 from fusegen.ops import RUNNING, Chain, Op, Step
 from fusegen.optional import Optionals
 from fusegen.runtime import Fused
 from fusegen.standing import known
-from fusegen.trace import Traced, applied
+from fusegen.trace import Traced
 from fusegen.unsaid import NotKnownYet
 
 
@@ -164,44 +165,46 @@ class Layer(nn.Module):
 
     def compiled_for(self, x: Tensor, *operands: Tensor, **named: Tensor) -> Fused:
         """The compiled chain for a call with these tensors."""
-        return self._prepared(x, operands, named)[0]
+        return self._prepared(x, operands, named)[0].fused
 
     def forward(self, x: Tensor | None = None, *operands: Tensor, **named: Tensor) -> Any:
         """What the compiled chain gives for x, the operands that are held and those passed here."""
         others = (*operands, *named.values())
         if isinstance(x, Expr) or (others and any(isinstance(t, Expr) for t in others)):
             return self._in_another(x, operands, named)
-        fused, given = self._prepared(x, operands, named)
+        if x is None:
+            x = named.pop(self._input, None)
+        chosen, given = self._prepared(x, operands, named)
         try:
-            return fused(*given)
+            found = chosen.fused(*given)
         except (ArgumentError, UnsupportedError) as error:
-            modes = next((m for m, found in self._by_mode.items() if _is_of(found, fused)), None)
+            modes = next((m for m, other in self._by_mode.items() if other is chosen), None)
             if self._optionals is None or modes is None:
                 raise
-            chosen, self._by_mode[modes] = self._by_mode[modes], Answers()
+            self._by_mode[modes] = Answers()
             try:
-                fused, given = self._prepared(x, operands, named)
+                chosen, given = self._prepared(x, operands, named)
             except Exception:
                 self._by_mode[modes] = chosen
                 raise error from None
-        return fused(*given)
+            found = chosen.fused(*given)
+        if not chosen.order:
+            return found
+        tensors = dict(zip((self._input, *chosen.fused.chain.given), given, strict=True))
+        return chosen.results(found, lambda n: tensors[n] if n in tensors else self._own(n))
 
     def _in_another(self, x: Any, operands: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """What a function that is traced itself computes by this."""
         if "module" in self._modules:
             return self.module(*([] if x is None else [x]), *operands, **named)
-        fused, (first, *others) = self._prepared(x, operands, named)
-        names = fused.chain.given
-        return applied(
-            fused.chain, first, {n: known(t, n) for n, t in zip(names, others, strict=True)}
-        )
+        chosen, (first, *others) = self._prepared(x, operands, named)
+        tensors = zip(chosen.fused.chain.given, others, strict=True)
+        return applied(chosen.fused.chain, first, {n: known(t, n) for n, t in tensors})
 
     def _prepared(
         self, x: Tensor | None, operands: tuple[Tensor, ...], named: dict[str, Tensor]
-    ) -> tuple[Fused, list[Any]]:
+    ) -> tuple[Chosen, list[Any]]:
         """The compiled chain for a call, and all that it is given there."""
-        if x is None:
-            x = named.pop(self._input, None)
         also: Collection[str] = ()
         if self._optionals is not None and (operands or named or self._held):
             operands, named = self._optionals.by_name(operands, named)
@@ -209,7 +212,7 @@ class Layer(nn.Module):
         found = self._find(also)
         if isinstance(found, Answers):
             answered = self._answered_outside if is_dynamo_compiling() else self._answered
-            result: tuple[Fused, list[Any]] = answered(found, also, x, operands, named)
+            result: tuple[Chosen, list[Any]] = answered(found, also, x, operands, named)
             return result
         if found.wanted is not None and isinstance(x, Tensor):
             found.wanted.check(x)
@@ -223,10 +226,10 @@ class Layer(nn.Module):
                 f"{wanted}: the layer holds the others of {self.chain.text!r}"
             )
         given = {**dict(zip(takes, operands, strict=True)), **named}
-        return found.fused, [x, *found.operands(lambda n: given[n] if n in given else self._own(n))]
+        return found, [x, *found.operands(lambda n: given[n] if n in given else self._own(n))]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _answered_outside(self, *args: Any) -> tuple[Fused, list[Any]]:
+    def _answered_outside(self, *args: Any) -> tuple[Chosen, list[Any]]:
         return self._answered(*args)
 
     def _answered(
@@ -236,7 +239,7 @@ class Layer(nn.Module):
         x: Tensor | None,
         operands: tuple[Tensor, ...],
         named: Mapping[str, Tensor],
-    ) -> tuple[Fused, list[Any]]:
+    ) -> tuple[Chosen, list[Any]]:
         """The same for a module whose forward asks what only a call tells."""
         assert self._optionals is not None
         held: dict[str, Any] = {n: self._own(n) for n in self._held}
@@ -265,7 +268,7 @@ class Layer(nn.Module):
         if found.wanted is not None:
             found.wanted.check(given[self._input])
         tensors = {**own, **given}
-        return found.fused, [given[self._input], *found.operands(tensors.__getitem__)]
+        return found, [given[self._input], *found.operands(tensors.__getitem__)]
 
     def _own(self, name: str) -> Tensor:
         owner, attribute = self._lent.get(name, (self, name))
@@ -276,10 +279,6 @@ class Layer(nn.Module):
         """The chain's text."""
         found = self._usual()
         return "" if isinstance(found, Answers) else repr(found.fused.chain.text)
-
-
-def _is_of(found: Chosen | Answers, fused: Fused) -> bool:
-    return isinstance(found, Chosen) and found.fused is fused
 
 
 def _in_evaluation(found: Chain) -> Chain:

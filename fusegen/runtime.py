@@ -41,6 +41,7 @@ from fusegen.errors import (
     UnsupportedError,
 )
 from fusegen.execution import Part, Result
+from fusegen.inlining import applied
 from fusegen.ir import Expr
 from fusegen.joining import ways, with_anew
 from fusegen.layouts import dtype_name
@@ -52,7 +53,6 @@ from fusegen.plan import remember
 from fusegen.reference import run_eagerly
 from fusegen.situation import situation_of
 from fusegen.target import H200_GB_PER_S
-from fusegen.trace import applied
 
 if TYPE_CHECKING:
     pass

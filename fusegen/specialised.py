@@ -26,7 +26,7 @@ from fusegen.ir import Expr
 from fusegen.ops import Chain
 from fusegen.plan import remember
 from fusegen.runtime import Fused
-from fusegen.trace import traced
+from fusegen.trace import operand_of, traced
 from fusegen.unsaid import NotKnownYet
 
 
@@ -71,9 +71,11 @@ class Specialised:
         given = self._given(args, named)
         chosen = self._chosen(given)
         x, *operands = given
-        if key is not None and chosen.fused.chain.given == (*operands,) and not chosen.views:
+        is_plain = not (chosen.views or chosen.order)
+        if key is not None and is_plain and chosen.fused.chain.given == (*operands,):
             remember(self._known, key, chosen.fused)
-        return chosen.fused(given[x], *chosen.operands(given.__getitem__), out=out)
+        found = chosen.fused(given[x], *chosen.operands(given.__getitem__), out=out)
+        return chosen.results(found, given.__getitem__)
 
     def _given(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Tensor]:
         """The tensors by the names of the parameters."""
@@ -92,7 +94,8 @@ class Specialised:
                 )
         for name, value in given.items():
             check_tensor(name, value)
-        return given
+        x, *operands = given
+        return {x: given[x], **{operand_of(name): given[name] for name in operands}}
 
     def _chosen(self, given: Mapping[str, Tensor]) -> Chosen:
         also = tuple([name for name in self._optional if name in given])
@@ -109,7 +112,8 @@ class Specialised:
         given = self._given(args, named)
         chosen = self._chosen(given)
         x = next(iter(given.values()))
-        return chosen.fused.reference(x, *chosen.operands(given.__getitem__))
+        found = chosen.fused.reference(x, *chosen.operands(given.__getitem__))
+        return chosen.results(found, given.__getitem__)
 
     @property
     def chain(self) -> Chain:

@@ -7,6 +7,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, NamedTuple
 
 from fusegen import ir
@@ -155,14 +156,25 @@ def note(asked: str) -> None:
         tracing.asked.append(asked)
 
 
+def _without_gradient(value: Expr, where: str) -> Expr:
+    """A value under torch.no_grad(), where the function began without that."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.autograd.function":
+            raise ChainError(
+                f"{where}: in a torch.autograd.Function, whose backward no chain has; of what has "
+                "no gradient write x.detach(), as in x + (q - x).detach()"
+            )
+        frame = frame.f_back
+    return ir.primitive("detach", value)
+
+
 def known(value: Any, where: str) -> Any:
     """The value; of a tensor, the expression that stands for it."""
     tracing = current()
-    if tracing is not None and tracing.has_gradients != _has_gradients():
-        raise ChainError(
-            f"{where}: under torch.no_grad(), or in a torch.autograd.Function, which no chain has; "
-            "of what has no gradient write x.detach(), as in x + (q - x).detach()"
-        )
+    is_without = tracing is not None and tracing.has_gradients != _has_gradients()
+    if is_without and isinstance(value, Expr):
+        return _without_gradient(value, where)
     if isinstance(value, list | tuple) and any(map(is_tensor, value)):
         return [known(each, where) for each in value]
     if not is_tensor(value):

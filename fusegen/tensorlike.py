@@ -99,6 +99,7 @@ def attribute_of(x: Expr, name: str) -> Any:
 
 def item_of(x: Expr, key: object) -> Expr:
     """x[key]: places along axes are selected, None is a new axis, and a whole slice stays."""
+    x = known(x, "x[...]")
     keys = key if isinstance(key, tuple) else (key,)
     call = current_call()
     if call is not None and (is_part(index := as_numbers(keys)) or tells_all()):
@@ -236,9 +237,13 @@ def _with_tensors(op: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Exp
         other = known(with_numbers(other), op)
         if type(other) is float and tells_all() and not _is_floating(x):
             x = cast(x, "float32")  # as torch's promotion does
-        return method(x, other)
+        return method(known(x, op), other)
 
     return found
+
+
+def _alone(op: str, method: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
+    return lambda x: method(known(x, op))
 
 
 def _is_floating(x: Expr) -> bool:
@@ -305,6 +310,8 @@ def be_like_tensors() -> None:
     signs = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "pow": "**", "and": "&", "or": "|"}
     for word, sign in signs.items():
         setattr(Expr, f"__i{word}__", _assigning(sign, getattr(Expr, f"__{word}__")))
+    for name in ("__neg__", "__abs__", "__invert__"):
+        setattr(Expr, name, _alone(name.strip("_"), getattr(Expr, name)))
     for name, function in {
         "__pos__": lambda x: x,
         "__torch_function__": classmethod(of_torch),

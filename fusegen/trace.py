@@ -8,6 +8,7 @@ Any other value computed from x is kept when it is made, and named where it is u
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -62,6 +63,9 @@ class Traced(NamedTuple):
     held: Mapping[str, Any]
     views: Mapping[str, View]
     wanted: Any = None  # what checks the input, where something is wanted of it
+    # Which of the chain's results each of the function's is, where they are in another order; or
+    # the name of a tensor that it returns as it is.
+    order: tuple[int | str, ...] = ()
 
 
 def trace(
@@ -73,7 +77,17 @@ def trace(
     for those that have a default, unless they are given. Of a tuple that it returns, the first is
     the chain's result, and the others are given beside it.
     """
-    return traced(function, held, given).chain
+    found = traced(function, held, given)
+    if found.order:
+        raise NotKnownYet(f"{found.chain.text}: {_ORDER}")
+    return found.chain
+
+
+_ORDER = (
+    "of what a function returns, the first value is the one that is computed last, and the others, "
+    "each of them once, are in the order in which they are computed; fusegen.compile and "
+    "fusegen.Layer take any other order"
+)
 
 
 def traced(
@@ -89,8 +103,9 @@ def traced(
         name, function = type(function).__name__, forward
     else:
         name = getattr(function, "__name__", "the function")
-    input_name, placements = _parameters(function, name, given)
-    x, tensors = stand_in(input_name), {p: stand_in(p) for p in placements}
+    input_name, parameters = _parameters(function, name, given)
+    placements = {operand_of(p): placement for p, placement in parameters.items()}
+    x, tensors = stand_in(input_name), {p: stand_in(operand_of(p)) for p in parameters}
     with standing_for(held or {}, x, {input_name, *placements}) as tracing:
         try:
             result: object = function(x, **tensors)
@@ -115,21 +130,54 @@ def traced(
     for each in results:
         if not isinstance(each, Expr):
             raise ChainError(f"{name}: must return an expression, got {show_value(each)}")
-        if each is x:
-            raise ChainError(f"{name}: returns its first parameter unchanged; a chain needs a step")
+    computed = tuple(dict.fromkeys(each for each in results if each.op != "input"))
+    if not computed and x not in results:
+        raise ChainError(f"{name}: the result does not depend on the first parameter")
+    if not computed:
+        raise ChainError(f"{name}: returns its first parameter unchanged; a chain needs a step")
     tracing.check(results)
     others = dict.fromkeys(tracing.others)
-    chain = _Line(name, x, {**placements, **others}).through(results)
-    unused = [p for p in placements if p not in chain.given]
+    chain, arranged = _arranged(name, x, {**placements, **others}, computed)
+    order: tuple[int | str, ...] = ()
+    if arranged != results:
+        told = [
+            ir.name_of(each) if each.op == "input" else arranged.index(each) for each in results
+        ]
+        order = tuple(told)
+    unused = [p for p in placements if p not in (*chain.given, *order)]
     if unused and current_call() is None:  # its sizes may be all that is wanted
         raise ChainError(f"{name}: the parameter {unused[0]!r} is never used")
     taken = tuple(name for name in (*placements, *others) if name in chain.given)
-    return Traced(takes(*taken) | chain if taken else chain, tracing.held, tracing.views)
+    chain = takes(*taken) | chain if taken else chain
+    return Traced(chain, tracing.held, tracing.views, order=order)
+
+
+def _arranged(
+    name: str, x: Expr, placements: Mapping[str, Placement | None], computed: tuple[Expr, ...]
+) -> tuple[Chain, tuple[Expr, ...]]:
+    """The chain to some results, and these in the order in which it gives them."""
+    problem: ChainError | None = None
+    for arranged in itertools.islice(itertools.permutations(computed), 24):
+        try:
+            return _Line(name, x, placements).through(arranged), arranged
+        except OrderError as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
+
+
+class OrderError(ChainError):
+    """Results in an order in which a chain does not give them."""
 
 
 def chain_to(value: Expr, x: Expr, operands: Sequence[str]) -> Chain:
     """The steps from an input, with others beside it, to a value that is computed of it."""
     return _Line("the function", x, dict.fromkeys(operands)).through((value,))
+
+
+def operand_of(parameter: str) -> str:
+    """What the chain calls the operand that a function has as this parameter, behind the first."""
+    return "x_" if parameter == "x" else parameter
 
 
 def _parameters(
@@ -158,8 +206,8 @@ def _parameters(
             raise ChainError(f"{name}: {parameter}: a chain's function lists its operands by name")
         if parameter.kind == parameter.POSITIONAL_ONLY:
             raise ChainError(f"{name}: {parameter.name!r} cannot be positional-only")
-        if parameter.name in RESERVED:
-            raise ChainError(
+        if parameter.name in RESERVED and (parameter.name != "x" or current_call() is None):
+            raise (NotKnownYet if parameter.name == "x" else ChainError)(
                 f"{name}: the first parameter is the input, whatever its name, and no operand can "
                 f"be called {parameter.name!r}; put it first, or call it something else"
             )
@@ -180,24 +228,6 @@ def _placement(annotation: object) -> Placement | None:
     except (ValueError, TypeError):
         return None
     return None if constants else placement
-
-
-def applied(chain: Chain, x: Expr, operands: Mapping[str, Any]) -> Any:
-    """What a chain's steps make of expressions, where it is part of a function that is traced."""
-    values, running = dict(operands), x
-    for step in chain.steps:
-        if step.is_naming:
-            values[step.names[0]] = running
-        elif step.op == "recall":
-            running = values[step.names[0]]
-        elif step.taken_up is not None:
-            running = values[step.taken_up]
-        else:
-            assert isinstance(step.definition, Op)
-            drawn = {p.name for p in step.definition.parameters if p.is_drawn}
-            own = {p: values[n] for p, n in step.operands if p not in drawn}
-            running = step.definition(running, **own, **dict(step.attributes))
-    return (running, *[values[n] for n in chain.gives]) if chain.gives else running
 
 
 class _Line:
@@ -222,11 +252,7 @@ class _Line:
         order = _in_order(results, live, of_x)
         self.given = tuple(n for n in order if n in results[1:])
         if self.given != results[1:] or order[-1] is not results[0]:
-            raise ChainError(
-                f"{self.name}: of what a function returns, the first value is the one that is "
-                "computed last, and the others, each of them once, are in the order in which they "
-                "are computed"
-            )
+            raise OrderError(f"{self.name}: {_ORDER}")
         running, plan = self.x, []
         for node in order:
             places = [i for i in _running_places(node) if node.args[i] in live]

@@ -34,6 +34,7 @@ ORDER = (
     "standing",
     "tensorlike",
     "trace",
+    "inlining",
     "dsl",
     "target",
     "shortshares",

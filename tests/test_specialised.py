@@ -498,6 +498,69 @@ def test_a_module_that_asks_is_saved_with_what_it_knows(tmp_path):
     torch.testing.assert_close(loaded(x), wanted)
 
 
+def normalised(h):
+    return F.layer_norm(h, (8,))
+
+
+def without_gradients(x, y):
+    with torch.no_grad():
+        scale, shift = (-y).abs().max() * 2, y[:1].exp()
+    return x * scale + shift * y
+
+
+def elbo(recon, mu, x):
+    return ((recon - x) ** 2).mean() + (mu * mu).mean()
+
+
+RETURNING = {
+    "the stream first": lambda x, y: (x + y, normalised(x + y)),
+    "all three": lambda x, y: (lambda h: (h, normalised(h), h.sum()))(x + y),
+    "an operand": lambda x, y: (normalised(x) * 2, y),
+    "its input": lambda x, y: (x, normalised(x) * y),
+    "one twice": lambda x, y: (lambda h: (h, h))(normalised(x) * y),
+    "what has no gradient": without_gradients,
+}
+
+
+@pytest.mark.parametrize("name", RETURNING)
+def test_results_come_in_the_functions_order(name, device):
+    function = RETURNING[name]
+    x, y = (torch.randn(3, 8, device=device, requires_grad=True) for _ in range(2))
+    for fused in (fusegen.compile(function), fusegen.compile(function).reference):
+        ours, eagers = fused(x, y), function(x, y)
+        if not isinstance(eagers, tuple):
+            ours, eagers = (ours,), (eagers,)
+        assert len(ours) == len(eagers)
+        probes = [torch.randn_like(e) for e in eagers]
+        torch.testing.assert_close(ours, eagers, atol=1e-5, rtol=1e-5)
+        mine, theirs = (torch.autograd.grad(r, (x, y), probes) for r in (ours, eagers))
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_an_operand_may_be_called_x(device):
+    recon, mu, x = (torch.randn(3, 8, device=device) for _ in range(3))
+    fused = fusegen.compile(elbo)
+    torch.testing.assert_close(fused(recon, mu, x), elbo(recon, mu, x))
+    torch.testing.assert_close(fused(recon, x=x, mu=mu), elbo(recon, mu, x))
+
+
+class PreNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x, residual):
+        stream = x + residual
+        return stream, self.norm(stream)
+
+
+def test_a_module_returns_in_its_own_order(device):
+    module = PreNorm().to(device)
+    layer, x = Layer(module), torch.randn(3, 8, device=device)
+    for ours in (layer(x, x * 2), layer(residual=x * 2, x=x)):
+        torch.testing.assert_close(ours, module(x, x * 2), atol=1e-5, rtol=1e-5)
+
+
 def pooled(h, m):
     m = m.unsqueeze(-1).expand(h.size()).float()
     return (h * m).sum(1) / m.sum(1).clamp(min=1e-9)
