@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, MutableMapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
@@ -30,20 +31,33 @@ from fusegen.unsaid import Telling, Told, told_by
 T = TypeVar("T")
 
 
-class Chosen(NamedTuple):
+@dataclass(frozen=True)
+class Chosen:
     """A compiled chain, with the tensors that its function makes for it, those that are views of
     others, and what checks the input.
     """
 
     fused: Fused
-    made: Mapping[str, Tensor] = {}
-    views: Mapping[str, View] = {}
+    made: Mapping[str, Tensor] = field(default_factory=dict)
+    views: Mapping[str, View] = field(default_factory=dict)
     wanted: Any = None
     order: tuple[int | str, ...] = ()
+    # The tensors that it neither makes nor sees in others, but for the input.
+    wants: tuple[str, ...] = field(init=False)
 
     def results(self, found: Any, tensor: Callable[[str], Tensor]) -> Any:
         """What the chain gives, as the function returns it."""
         return in_order(found, self.order, tensor) if self.order else found
+
+    def __post_init__(self) -> None:
+        returned = (n for n in self.order if isinstance(n, str))
+        names = dict.fromkeys((*self.fused.chain.given, *returned))
+        wants = tuple(n for n in names if n not in self.made and n not in self.views)
+        object.__setattr__(self, "wants", wants)  # and no cached property: dynamo reads it
+
+    def arguments(self, x: str, tensor: Callable[[str], Tensor]) -> list[Tensor]:
+        """What the compiled chain is called with."""
+        return [tensor(x), *self.operands(tensor)]
 
     def operands(self, tensor: Callable[[str], Tensor]) -> list[Tensor]:
         """The chain's operands, where those that it neither makes nor sees in others are told."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -176,7 +176,7 @@ class Layer(nn.Module):
             x = named.pop(self._input, None)
         chosen, given = self._prepared(x, operands, named)
         try:
-            found = chosen.fused(*given)
+            return self._called(chosen, given)
         except (ArgumentError, UnsupportedError) as error:
             modes = next((m for m, other in self._by_mode.items() if other is chosen), None)
             if self._optionals is None or modes is None:
@@ -187,24 +187,28 @@ class Layer(nn.Module):
             except Exception:
                 self._by_mode[modes] = chosen
                 raise error from None
-            found = chosen.fused(*given)
-        if not chosen.order:
-            return found
-        tensors = dict(zip((self._input, *chosen.fused.chain.given), given, strict=True))
-        return chosen.results(found, lambda n: tensors[n] if n in tensors else self._own(n))
+            return self._called(chosen, given)
+
+    def _called(self, chosen: Chosen, given: Mapping[str, Tensor]) -> Any:
+        def tensor(name: str) -> Tensor:
+            return given[name] if name in given else self._own(name)
+
+        found = chosen.fused(*chosen.arguments(self._input, tensor))
+        return chosen.results(found, tensor)
 
     def _in_another(self, x: Any, operands: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """What a function that is traced itself computes by this."""
         if "module" in self._modules:
             return self.module(*([] if x is None else [x]), *operands, **named)
-        chosen, (first, *others) = self._prepared(x, operands, named)
-        tensors = zip(chosen.fused.chain.given, others, strict=True)
-        return applied(chosen.fused.chain, first, {n: known(t, n) for n, t in tensors})
+        chosen, given = self._prepared(x, operands, named)
+        chain = chosen.fused.chain
+        tensors = {n: given[n] if n in given else self._own(n) for n in chain.given}
+        return applied(chain, given[self._input], {n: known(t, n) for n, t in tensors.items()})
 
     def _prepared(
         self, x: Tensor | None, operands: tuple[Tensor, ...], named: dict[str, Tensor]
-    ) -> tuple[Chosen, list[Any]]:
-        """The compiled chain for a call, and all that it is given there."""
+    ) -> tuple[Chosen, dict[str, Any]]:
+        """The compiled chain for a call, and the tensors that it is given, by name."""
         also: Collection[str] = ()
         if self._optionals is not None and (operands or named or self._held):
             operands, named = self._optionals.by_name(operands, named)
@@ -212,24 +216,39 @@ class Layer(nn.Module):
         found = self._find(also)
         if isinstance(found, Answers):
             answered = self._answered_outside if is_dynamo_compiling() else self._answered
-            result: tuple[Chosen, list[Any]] = answered(found, also, x, operands, named)
+            result: tuple[Chosen, dict[str, Any]] = answered(found, also, x, operands, named)
             return result
         if found.wanted is not None and isinstance(x, Tensor):
             found.wanted.check(x)
-        names = found.fused.chain.given
-        passed = [n for n in names if not (n in self._lent or n in self._held or n in found.views)]
-        takes = [n for n in passed if n not in named] if named else passed
-        if len(operands) != len(takes) or not named.keys() <= {*passed}:
-            wanted = ", ".join(("x", *passed))
-            raise ArgumentError(
-                f"got {len(operands)} operands by position and {[*named]} by name, wanted "
-                f"{wanted}: the layer holds the others of {self.chain.text!r}"
+        own = (self._input, *self._held)
+        wanted = [n for n in found.wants if n not in self._lent and n not in own]
+        takes = [n for n in wanted if n not in named] if named else wanted
+        if len(operands) != len(takes) or not named.keys() <= {*wanted}:
+            raise ArgumentError(self._mistaken(found.fused.chain, wanted, operands, named))
+        return found, {self._input: x, **dict(zip(takes, operands, strict=True)), **named}
+
+    def _mistaken(
+        self,
+        chain: Chain,
+        wanted: Sequence[str],
+        operands: Sequence[Tensor],
+        named: Mapping[str, Tensor],
+    ) -> str:
+        """What is wrong with the arguments."""
+        optionals = self._optionals
+        numbers = [n for n in named if optionals is not None and n in optionals.numbers]
+        if numbers:
+            return (
+                f"got {numbers[0]!r}, but a parameter of forward with a default is a number of the "
+                "chain; make it an attribute of the module, or give it no default and pass a tensor"
             )
-        given = {**dict(zip(takes, operands, strict=True)), **named}
-        return found, [x, *found.operands(lambda n: given[n] if n in given else self._own(n))]
+        return (
+            f"got {len(operands)} operands by position and {[*named]} by name, wanted "
+            f"{', '.join(('x', *wanted))}: the layer holds the others of {chain.text!r}"
+        )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _answered_outside(self, *args: Any) -> tuple[Chosen, list[Any]]:
+    def _answered_outside(self, *args: Any) -> tuple[Chosen, dict[str, Any]]:
         return self._answered(*args)
 
     def _answered(
@@ -239,7 +258,7 @@ class Layer(nn.Module):
         x: Tensor | None,
         operands: tuple[Tensor, ...],
         named: Mapping[str, Tensor],
-    ) -> tuple[Chosen, list[Any]]:
+    ) -> tuple[Chosen, dict[str, Any]]:
         """The same for a module whose forward asks what only a call tells."""
         assert self._optionals is not None
         held: dict[str, Any] = {n: self._own(n) for n in self._held}
@@ -267,8 +286,7 @@ class Layer(nn.Module):
         found = answers.chosen(trace, given, own)
         if found.wanted is not None:
             found.wanted.check(given[self._input])
-        tensors = {**own, **given}
-        return found, [given[self._input], *found.operands(tensors.__getitem__)]
+        return found, given
 
     def _own(self, name: str) -> Tensor:
         owner, attribute = self._lent.get(name, (self, name))

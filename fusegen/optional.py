@@ -22,6 +22,7 @@ class Optionals:
         self.order = tuple(p.name for p in parameters if p.kind != p.KEYWORD_ONLY)
         self.names = frozenset(p.name for p in parameters if p.default is None)
         self.required = tuple(p.name for p in parameters if p.default is p.empty)
+        self.numbers = frozenset(self.order) - self.names - {*self.required}
         self.function = function
         self.found: dict[frozenset[str], Any] = {}
 

@@ -554,6 +554,26 @@ class PreNorm(nn.Module):
         return stream, self.norm(stream)
 
 
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x, gate, scale=2.0):
+        return gate, self.norm(x) * scale, x
+
+
+def test_a_module_returns_what_it_is_given(device):
+    module = Gated().to(device)
+    layer, x, gate = Layer(module), *(torch.randn(3, 8, device=device) for _ in range(2))
+    for ours in (layer(x, gate), layer(x, gate=gate)):
+        torch.testing.assert_close(ours, module(x, gate), atol=1e-5, rtol=1e-5)
+    with pytest.raises(ArgumentError, match="got 'scale', but a parameter of forward with a def"):
+        layer(x, gate, scale=3.0)
+    with pytest.raises(ArgumentError, match="wanted x, gate"):
+        layer(x)
+
+
 def test_a_module_returns_in_its_own_order(device):
     module = PreNorm().to(device)
     layer, x = Layer(module), torch.randn(3, 8, device=device)
