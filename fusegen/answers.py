@@ -18,7 +18,7 @@ from fusegen.arguments import check_all
 from fusegen.errors import ArgumentError, ChainError, EmptyReductionError, OtherAxesError
 from fusegen.inlining import in_order
 from fusegen.ir import Expr
-from fusegen.joining import ways
+from fusegen.joining import ways, with_anew
 from fusegen.modules import target_of
 from fusegen.ops import Chain
 from fusegen.plan import remember
@@ -129,8 +129,11 @@ class _Call:
         operands = dict(zip(chain.given, chosen.operands(self.__getitem__), strict=True))
         seeds = dict.fromkeys(chain.drawn, torch.zeros(1, dtype=torch.int64, device=x.device))
         tensors = [x, *[(operands | seeds)[name] for name in chain.operands]]
-        with suppress(EmptyReductionError, OtherAxesError):
-            check_all(chain, ways(chain), tensors)
+        with suppress(EmptyReductionError):
+            try:
+                check_all(chain, ways(chain), tensors)
+            except OtherAxesError:
+                check_all(chain, with_anew(chain, ways(chain)), tensors)
 
     def _tensor(self, name: str) -> Tensor:
         tracing = current()
@@ -231,7 +234,7 @@ class Answers:
         sizes, and if the chain does not take the tensors, with more and more of what the call
         tells.
         """
-        problem: Exception | None = None
+        problems: list[Exception] = []
         for telling in Telling:
             try:
                 # What is made may be wanted in training too.
@@ -243,9 +246,8 @@ class Answers:
                 call.require_fit(found)
                 return found
             except Exception as error:
-                problem = problem if isinstance(error, ArgumentError) and problem else error
-        assert problem is not None
-        raise problem
+                problems.append(error)
+        raise next((p for p in problems if isinstance(p, ArgumentError)), problems[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Answers, ()  # it holds no state but caches, and those are one module's

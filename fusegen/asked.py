@@ -52,11 +52,12 @@ def _finite(
     return lookup("nan_to_num")(x, 0.0 if nan is None else nan, posinf, neginf)
 
 
+_NEW = ("zeros", "ones", "full", "tensor", "empty")
 ASKED: Mapping[str, Callable[..., Any]] = {
     "size": size_of,
     **dict.fromkeys(("dim", "ndimension"), axes_of),
     **dict.fromkeys(("numel", "nelement"), _count_of),
     "is_floating_point": _is_floating,
     "nan_to_num": _finite,
-    **{f"new_{name}": _new(f"new_{name}") for name in ("zeros", "ones", "full", "tensor")},
+    **{f"new_{name}": _new(f"new_{name}") for name in _NEW},
 }

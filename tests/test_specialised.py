@@ -605,6 +605,10 @@ TRACED_ANEW = {
     "a mean of tokens": (pooled, ((2, 3), "whole")),
     "whole floats": (lambda x, m: x + (1.0 - m[:, :, None]) * -10000.0, ((2, 3), "whole")),
     "a sum of floats": (lambda x, m: x / (m + 1.0).unsqueeze(-1), ((2, 3), "whole")),
+    "unequal labels": (
+        lambda x, m: x.mean(-1, keepdim=True) * (m[:, :, None] != m[:, None, :]),
+        ((2, 3), "whole"),
+    ),
     "one label": (lambda x, m: F.cross_entropy(x[0], m[0]), ((2, 3), "whole")),
 }
 
