@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fusegen import ir
 from fusegen.arguments import check_all
 from fusegen.errors import ArgumentError, ChainError, EmptyReductionError, OtherAxesError
-from fusegen.inlining import in_order
 from fusegen.ir import Expr
 from fusegen.joining import ways, with_anew
 from fusegen.modules import target_of
@@ -42,33 +41,43 @@ class Chosen:
     views: Mapping[str, View] = field(default_factory=dict)
     wanted: Any = None
     order: tuple[int | str, ...] = ()
+    # Chains for other results, by what stands for the input of each.
+    rest: tuple[tuple[str, Fused], ...] = ()
     # The tensors that it neither makes nor sees in others, but for the input.
     wants: tuple[str, ...] = field(init=False)
 
-    def results(self, found: Any, tensor: Callable[[str], Tensor]) -> Any:
-        """What the chain gives, as the function returns it."""
-        return in_order(found, self.order, tensor) if self.order else found
-
     def __post_init__(self) -> None:
-        returned = (n for n in self.order if isinstance(n, str))
-        names = dict.fromkeys((*self.fused.chain.given, *returned))
-        wants = tuple(n for n in names if n not in self.made and n not in self.views)
+        names = [*self.fused.chain.given, *(n for n in self.order if isinstance(n, str))]
+        for main, fused in self.rest:
+            names += [main, *fused.chain.given]
+        wants = tuple(n for n in dict.fromkeys(names) if not (n in self.made or n in self.views))
         object.__setattr__(self, "wants", wants)  # and no cached property: dynamo reads it
 
-    def arguments(self, x: str, tensor: Callable[[str], Tensor]) -> list[Tensor]:
-        """What the compiled chain is called with."""
-        return [tensor(x), *self.operands(tensor)]
+    def called(
+        self, x: str, tensor: Callable[[str], Tensor], run: Callable[..., Any] = Fused.__call__
+    ) -> Any:
+        """What the function gives, where the tensors that it neither makes nor sees in others are
+        told.
+        """
+        found = run(self.fused, tensor(x), *self.operands(self.fused, tensor))
+        if not self.order:
+            return found
+        results = [*found] if isinstance(found, tuple) else [found]
+        for main, fused in self.rest:
+            found = run(fused, self.taken(main, tensor), *self.operands(fused, tensor))
+            results += found if isinstance(found, tuple) else [found]
+        return tuple([results[i] if isinstance(i, int) else tensor(i) for i in self.order])
 
-    def operands(self, tensor: Callable[[str], Tensor]) -> list[Tensor]:
-        """The chain's operands, where those that it neither makes nor sees in others are told."""
+    def operands(self, fused: Fused, tensor: Callable[[str], Tensor]) -> list[Tensor]:
+        """The operands of one of its chains."""
+        return [self.taken(name, tensor) for name in fused.chain.given]
 
-        def found(name: str) -> Tensor:
-            if name in self.views:
-                view: Tensor = self.views[name].taken(found(self.views[name].of))
-                return view
-            return self.made[name] if name in self.made else tensor(name)
-
-        return [found(name) for name in self.fused.chain.given]
+    def taken(self, name: str, tensor: Callable[[str], Tensor]) -> Tensor:
+        """The tensor of this name."""
+        if name in self.views:
+            view: Tensor = self.views[name].taken(self.taken(self.views[name].of, tensor))
+            return view
+        return self.made[name] if name in self.made else tensor(name)
 
 
 class _Shape(NamedTuple):
@@ -124,16 +133,17 @@ class _Call:
 
     def require_fit(self, chosen: Chosen) -> None:
         """Raise what a call would, where the chain does not take the tensors."""
-        x = self._given[self._input]
-        chain = chosen.fused.chain
-        operands = dict(zip(chain.given, chosen.operands(self.__getitem__), strict=True))
-        seeds = dict.fromkeys(chain.drawn, torch.zeros(1, dtype=torch.int64, device=x.device))
-        tensors = [x, *[(operands | seeds)[name] for name in chain.operands]]
-        with suppress(EmptyReductionError):
-            try:
-                check_all(chain, ways(chain), tensors)
-            except OtherAxesError:
-                check_all(chain, with_anew(chain, ways(chain)), tensors)
+        for name, fused in ((self._input, chosen.fused), *chosen.rest):
+            chain, x = fused.chain, chosen.taken(name, self.__getitem__)
+            found = chosen.operands(fused, self.__getitem__)
+            operands = dict(zip(chain.given, found, strict=True))
+            seed = torch.zeros(1, dtype=torch.int64, device=x.device)
+            tensors = [x, *[operands.get(name, seed) for name in chain.operands]]
+            with suppress(EmptyReductionError):
+                try:
+                    check_all(chain, ways(chain), tensors)
+                except OtherAxesError:
+                    check_all(chain, with_anew(chain, ways(chain)), tensors)
 
     def _tensor(self, name: str) -> Tensor:
         tracing = current()
@@ -187,10 +197,13 @@ class _Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return function(*args, **(kwargs or {}))
 
 
-def chosen_of(found: Traced, fused: Fused, whose: Container[str]) -> Chosen:
+def chosen_of(
+    found: Traced, whose: Container[str], compile: Callable[[Chain], Fused] = Fused
+) -> Chosen:
     """What is traced, compiled: of the tensors that it holds those are made that are nobody's."""
     made = {n: t for n, t in found.held.items() if n not in whose and n not in found.views}
-    return Chosen(fused, made, found.views, found.wanted, found.order)
+    rest = tuple((main, compile(chain)) for main, chain in found.rest)
+    return Chosen(compile(found.chain), made, found.views, found.wanted, found.order, rest)
 
 
 class Answers:
@@ -240,14 +253,17 @@ class Answers:
                 # What is made may be wanted in training too.
                 with torch.inference_mode(False), told_by(call, telling):
                     traced = self.noting(trace)
-                if traced.chain not in self._fused:
-                    remember(self._fused, traced.chain, Fused(traced.chain))
-                found = chosen_of(traced, self._fused[traced.chain], call)
+                found = chosen_of(traced, call, self._compiled)
                 call.require_fit(found)
                 return found
             except Exception as error:
                 problems.append(error)
         raise next((p for p in problems if isinstance(p, ArgumentError)), problems[-1])
+
+    def _compiled(self, chain: Chain) -> Fused:
+        if chain not in self._fused:
+            remember(self._fused, chain, Fused(chain))
+        return self._fused[chain]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Answers, ()  # it holds no state but caches, and those are one module's

@@ -1,8 +1,8 @@
-"""A chain inside of a function, and its results as that function has them."""
+"""A chain inside of a function that is traced itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fusegen.ir import Expr
@@ -25,9 +25,3 @@ def applied(chain: Chain, x: Expr, operands: Mapping[str, Any]) -> Any:
             own = {p: values[n] for p, n in step.operands if p not in drawn}
             running = step.definition(running, **own, **dict(step.attributes))
     return (running, *[values[n] for n in chain.gives]) if chain.gives else running
-
-
-def in_order(results: Any, order: tuple[int | str, ...], tensor: Callable[[str], Any]) -> Any:
-    """A chain's results as the function has them."""
-    found = results if isinstance(results, tuple) else (results,)
-    return tuple([found[i] if isinstance(i, int) else tensor(i) for i in order])

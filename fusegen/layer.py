@@ -110,7 +110,7 @@ class Layer(nn.Module):
         answers = Answers()
         try:
             found = answers.noting(partial(traced, self.module, self._lent, also))
-            self._by_mode[modes] = chosen_of(found, Fused(found.chain), self._lent)
+            self._by_mode[modes] = chosen_of(found, self._lent)
         except NotKnownYet:
             self._by_mode[modes] = answers
         return self._by_mode[modes]
@@ -193,8 +193,7 @@ class Layer(nn.Module):
         def tensor(name: str) -> Tensor:
             return given[name] if name in given else self._own(name)
 
-        found = chosen.fused(*chosen.arguments(self._input, tensor))
-        return chosen.results(found, tensor)
+        return chosen.called(self._input, tensor)
 
     def _in_another(self, x: Any, operands: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """What a function that is traced itself computes by this."""

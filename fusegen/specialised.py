@@ -24,9 +24,10 @@ from fusegen.dsl import chain
 from fusegen.errors import ArgumentError, ChainError
 from fusegen.ir import Expr
 from fusegen.ops import Chain
+from fusegen.parameters import operand_of
 from fusegen.plan import remember
 from fusegen.runtime import Fused
-from fusegen.trace import operand_of, traced
+from fusegen.trace import traced
 from fusegen.unsaid import NotKnownYet
 
 
@@ -74,8 +75,10 @@ class Specialised:
         is_plain = not (chosen.views or chosen.order)
         if key is not None and is_plain and chosen.fused.chain.given == (*operands,):
             remember(self._known, key, chosen.fused)
-        found = chosen.fused(given[x], *chosen.operands(given.__getitem__), out=out)
-        return chosen.results(found, given.__getitem__)
+        if out is not None and chosen.order:
+            raise ArgumentError(f"{self.__name__}: out receives one result, and it has several")
+        run = Fused.__call__ if out is None else partial(Fused.__call__, out=out)
+        return chosen.called(x, given.__getitem__, run)
 
     def _given(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Tensor]:
         """The tensors by the names of the parameters."""
@@ -110,10 +113,7 @@ class Specialised:
     def reference(self, *args: Tensor, **named: Tensor) -> Any:
         """The same chain run with torch's own operations, one by one."""
         given = self._given(args, named)
-        chosen = self._chosen(given)
-        x = next(iter(given.values()))
-        found = chosen.fused.reference(x, *chosen.operands(given.__getitem__))
-        return chosen.results(found, given.__getitem__)
+        return self._chosen(given).called(next(iter(given)), given.__getitem__, Fused.reference)
 
     @property
     def chain(self) -> Chain:

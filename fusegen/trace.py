@@ -7,16 +7,14 @@ Any other value computed from x is kept when it is made, and named where it is u
 
 from __future__ import annotations
 
-import inspect
 import itertools
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fusegen import ir
 from fusegen.errors import ChainError
 from fusegen.ir import ARITY, Expr
 from fusegen.ops import (
-    RESERVED,
     BadArgument,
     Chain,
     Op,
@@ -26,7 +24,8 @@ from fusegen.ops import (
     operand,
     takes,
 )
-from fusegen.ops.schema import alternatives, annotations_of, show_value
+from fusegen.ops.schema import show_value
+from fusegen.parameters import operand_of, parameters_of
 from fusegen.standing import View, stand_in, standing_for
 from fusegen.tensorlike import be_like_tensors
 from fusegen.unsaid import NotKnownYet, current_call
@@ -66,6 +65,8 @@ class Traced(NamedTuple):
     # Which of the chain's results each of the function's is, where they are in another order; or
     # the name of a tensor that it returns as it is.
     order: tuple[int | str, ...] = ()
+    # Chains for results that do not depend on the first parameter, by what they do depend on.
+    rest: tuple[tuple[str, Chain], ...] = ()
 
 
 def trace(
@@ -78,11 +79,17 @@ def trace(
     the chain's result, and the others are given beside it.
     """
     found = traced(function, held, given)
+    if found.rest:
+        raise NotKnownYet(f"{found.rest[0][1].text}: a result of the function {_ALONE}")
     if found.order:
         raise NotKnownYet(f"{found.chain.text}: {_ORDER}")
     return found.chain
 
 
+_ALONE = (
+    "does not depend on the first parameter; make a chain of what is computed of one tensor, and "
+    "call it for each; fusegen.compile and fusegen.Layer do so"
+)
 _ORDER = (
     "of what a function returns, the first value is the one that is computed last, and the others, "
     "each of them once, are in the order in which they are computed; fusegen.compile and "
@@ -103,7 +110,7 @@ def traced(
         name, function = type(function).__name__, forward
     else:
         name = getattr(function, "__name__", "the function")
-    input_name, parameters = _parameters(function, name, given)
+    input_name, parameters = parameters_of(function, name, given)
     placements = {operand_of(p): placement for p, placement in parameters.items()}
     x, tensors = stand_in(input_name), {p: stand_in(operand_of(p)) for p in parameters}
     with standing_for(held or {}, x, {input_name, *placements}) as tracing:
@@ -131,25 +138,44 @@ def traced(
         if not isinstance(each, Expr):
             raise ChainError(f"{name}: must return an expression, got {show_value(each)}")
     computed = tuple(dict.fromkeys(each for each in results if each.op != "input"))
-    if not computed and x not in results:
-        raise ChainError(f"{name}: the result does not depend on the first parameter")
-    if not computed:
+    if not computed and x in results:
         raise ChainError(f"{name}: returns its first parameter unchanged; a chain needs a step")
     tracing.check(results)
-    others = dict.fromkeys(tracing.others)
-    chain, arranged = _arranged(name, x, {**placements, **others}, computed)
+    others = {**placements, **dict.fromkeys(tracing.others)}
+    chains: list[tuple[str, Chain]] = []
+    arranged: list[Expr] = []
+    for main, mine in _by_input(name, x, computed):
+        chain, found = _arranged(name, main, others, mine)
+        taken = tuple(operand for operand in others if operand in chain.given)
+        chains.append((ir.name_of(main), takes(*taken) | chain if taken else chain))
+        arranged += found
     order: tuple[int | str, ...] = ()
-    if arranged != results:
-        told = [
-            ir.name_of(each) if each.op == "input" else arranged.index(each) for each in results
-        ]
-        order = tuple(told)
-    unused = [p for p in placements if p not in (*chain.given, *order)]
+    if tuple(arranged) != results or len(chains) > 1:
+        order = tuple([arranged.index(r) if r in arranged else ir.name_of(r) for r in results])
+    used = {*order, *(n for main, chain in chains for n in (main, *chain.given))}
+    unused = [p for p in placements if p not in used]
     if unused and current_call() is None:  # its sizes may be all that is wanted
         raise ChainError(f"{name}: the parameter {unused[0]!r} is never used")
-    taken = tuple(name for name in (*placements, *others) if name in chain.given)
-    chain = takes(*taken) | chain if taken else chain
-    return Traced(chain, tracing.held, tracing.views, order=order)
+    (_, chain), *rest = chains
+    return Traced(chain, tracing.held, tracing.views, order=order, rest=tuple(rest))
+
+
+def _by_input(
+    name: str, x: Expr, computed: tuple[Expr, ...]
+) -> Iterator[tuple[Expr, tuple[Expr, ...]]]:
+    """The results that depend on x; then those that depend on another input, and on none of the
+    ones before.
+    """
+    inputs = {each: [n for n in ir.topological([each]) if n.op == "input"] for each in computed}
+    mine = tuple(each for each in computed if x in inputs[each])
+    if not mine:
+        which = f"result 1 of {len(computed)}" if len(computed) > 1 else "the result"
+        raise ChainError(f"{name}: {which} {_ALONE}")
+    while mine:
+        yield x, mine
+        computed = tuple(each for each in computed if each not in mine)
+        x = inputs[computed[0]][0] if computed and inputs[computed[0]] else x
+        mine = tuple(each for each in computed if x in inputs[each])
 
 
 def _arranged(
@@ -173,61 +199,6 @@ class OrderError(ChainError):
 def chain_to(value: Expr, x: Expr, operands: Sequence[str]) -> Chain:
     """The steps from an input, with others beside it, to a value that is computed of it."""
     return _Line("the function", x, dict.fromkeys(operands)).through((value,))
-
-
-def operand_of(parameter: str) -> str:
-    """What the chain calls the operand that a function has as this parameter, behind the first."""
-    return "x_" if parameter == "x" else parameter
-
-
-def _parameters(
-    function: Callable[..., Any], name: str, given: Container[str]
-) -> tuple[str, dict[str, Placement | None]]:
-    """The input's name; and each operand with the placement that its annotation asks for."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (ValueError, TypeError) as error:
-        raise ChainError(f"{name}: not a function that can be traced: {error}") from error
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if not parameters or parameters[0].kind not in positional:
-        raise ChainError(f"{name}: the first parameter of a chain's function is its input, as f(x)")
-    if parameters[0].name == "self":
-        raise ChainError(
-            f"{name}: a chain is a function of tensors alone, not a method; leave out self, and "
-            f"call it as self.{name}(x)"
-        )
-    hints = annotations_of(function)
-    placements: dict[str, Placement | None] = {}
-    for parameter in parameters[1:]:
-        is_given = parameter.name in given
-        if parameter.default is not parameter.empty and not is_given:
-            continue  # a constant of the chain: Python fills it in
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise ChainError(f"{name}: {parameter}: a chain's function lists its operands by name")
-        if parameter.kind == parameter.POSITIONAL_ONLY:
-            raise ChainError(f"{name}: {parameter.name!r} cannot be positional-only")
-        if parameter.name in RESERVED and (parameter.name != "x" or current_call() is None):
-            raise (NotKnownYet if parameter.name == "x" else ChainError)(
-                f"{name}: the first parameter is the input, whatever its name, and no operand can "
-                f"be called {parameter.name!r}; put it first, or call it something else"
-            )
-        annotated = parameter.name in hints
-        placement = _placement(hints[parameter.name]) if annotated else None
-        if annotated and placement is None and not is_given:
-            raise ChainError(
-                f"{name}: the parameter {parameter.name!r} must be a tensor (Expr, Channel or "
-                f"Trailing); for a constant give it a default, {parameter.name}=0.1"
-            )
-        placements[parameter.name] = placement
-    return parameters[0].name, placements
-
-
-def _placement(annotation: object) -> Placement | None:
-    try:
-        placement, constants = alternatives(annotation)
-    except (ValueError, TypeError):
-        return None
-    return None if constants else placement
 
 
 class _Line:

@@ -33,6 +33,7 @@ ORDER = (
     "spellings",
     "standing",
     "tensorlike",
+    "parameters",
     "trace",
     "inlining",
     "dsl",

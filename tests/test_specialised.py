@@ -518,8 +518,33 @@ RETURNING = {
     "an operand": lambda x, y: (normalised(x) * 2, y),
     "its input": lambda x, y: (x, normalised(x) * y),
     "one twice": lambda x, y: (lambda h: (h, h))(normalised(x) * y),
+    "of each input": lambda x, y: (x.relu() * 2, y.tanh() + 1),
+    "of each, and more": lambda x, y: (y.exp(), x, normalised(x) * y, y.tanh() + 1),
     "what has no gradient": without_gradients,
 }
+
+
+def rotated(x):
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def rotary(q, k, cos, sin, unsqueeze_dim=1):
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return (q * cos) + (rotated(q) * sin), (k * cos) + (rotated(k) * sin)
+
+
+def test_rotary_embeddings_of_queries_and_keys_are_a_kernel_for_each(device):
+    fused = fusegen.compile(rotary)
+    shapes = ((2, 4, 5, 8), (2, 2, 5, 8), (2, 5, 8), (2, 5, 8))
+    q, k, cos, sin = (torch.randn(s, device=device, requires_grad=True) for s in shapes)
+    ours, eagers = fused(q, k, cos, sin), rotary(q, k, cos, sin)
+    torch.testing.assert_close(ours, eagers, atol=1e-5, rtol=1e-5)
+    probes = [torch.randn_like(e) for e in eagers]
+    mine, theirs = (torch.autograd.grad(r, (q, k, cos, sin), probes) for r in (ours, eagers))
+    torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    with pytest.raises(ArgumentError, match="out receives one result, and it has several"):
+        fused(q, k, cos, sin, out=torch.empty_like(q))
 
 
 @pytest.mark.parametrize("name", RETURNING)
