@@ -279,9 +279,14 @@ def test_labels_may_be_seen_in_the_shape_that_x_is_seen_in(function, shape, labe
 
 def test_labels_of_another_shape_than_that_are_told():
     x, fused = torch.randn(3, 5, 12), fusegen.compile(of_tokens)
-    for shape in ((5, 3), (3, 5, 1), (16,)):
-        with pytest.raises(ArgumentError, match=r"'labels' got shape .*, wanted \(15,\)"):
-            fused(x, torch.zeros(shape, dtype=torch.int64))
+    for shape in ((5, 3), (3, 5, 1)):  # which the call sees in the wanted one
+        labels = torch.randint(12, shape)
+        torch.testing.assert_close(fused(x, labels), of_tokens(x, labels))
+    chain = fusegen.compile(fused.chain)
+    for compiled, shapes in ((fused, ((16,),)), (chain, ((5, 3), (3, 5, 1), (16,)))):
+        for shape in shapes:
+            with pytest.raises(ArgumentError, match=r"'labels' got shape .*, wanted \(15,\)"):
+                compiled(x, torch.zeros(shape, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
