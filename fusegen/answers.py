@@ -34,6 +34,9 @@ T = TypeVar("T")
 class Chosen:
     """A compiled chain, with the tensors that its function makes for it, those that are views of
     others, and what checks the input.
+
+    order says which of the results of all its chains each of the function's is, or which tensor it
+    is as it was given; it is empty where the function gives what the chain gives.
     """
 
     fused: Fused
@@ -66,7 +69,9 @@ class Chosen:
         for main, fused in self.rest:
             found = run(fused, self.taken(main, tensor), *self.operands(fused, tensor))
             results += found if isinstance(found, tuple) else [found]
-        return tuple([results[i] if isinstance(i, int) else tensor(i) for i in self.order])
+        return tuple(
+            [results[i] if isinstance(i, int) else self.taken(i, tensor) for i in self.order]
+        )
 
     def operands(self, fused: Fused, tensor: Callable[[str], Tensor]) -> list[Tensor]:
         """The operands of one of its chains."""

@@ -26,7 +26,7 @@ from fusegen.ops import (
 )
 from fusegen.ops.schema import show_value
 from fusegen.parameters import operand_of, parameters_of
-from fusegen.standing import View, stand_in, standing_for
+from fusegen.standing import View, known, stand_in, standing_for
 from fusegen.tensorlike import be_like_tensors
 from fusegen.unsaid import NotKnownYet, current_call
 
@@ -116,6 +116,8 @@ def traced(
     with standing_for(held or {}, x, {input_name, *placements}) as tracing:
         try:
             result: object = function(x, **tensors)
+            if isinstance(result, tuple):
+                result = tuple([known(each, name) for each in result])
         except BadArgument as error:
             raise ChainError(f"{name}: {error}") from error
         except ChainError:
