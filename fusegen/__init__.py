@@ -7,7 +7,7 @@ Every operation is an attribute as well, a user's own included: `fusegen.gelu`, 
 __version__ = "0.1.0"
 
 from collections.abc import Callable
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from inspect import isfunction
 from inspect import signature as signature_of
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,7 @@ from fusegen.ops import (
 )
 from fusegen.ops.reducing import reduce_max, reduce_mean, reduce_sum, reduce_variance
 from fusegen.optional import Optionals
+from fusegen.unsaid import NotKnownYet
 from fusegen.windowing import windows
 
 if TYPE_CHECKING:
@@ -92,17 +93,34 @@ def compile(source: str | Chain | Op | Callable[..., Any]) -> "Fused | Specialis
     function that asks for sizes or types, which only a call tells, the call does.
     """
     # Here, because they import torch.
-    from fusegen.runtime import Fused
-    from fusegen.specialised import Specialised, compiled  # the same
+    from fusegen.answers import Answers
+    from fusegen.runtime import Fused  # the same
 
-    fused = compiled(source)
-    if isfunction(source) and isinstance(fused, Fused):
-        # So that help and inspect.signature tell what the function would.
+    try:
+        fused = Fused(Answers().noting(lambda: chain(source)))
+    except NotKnownYet as error:
+        if isinstance(source, str | Chain):
+            raise
+        return _specialised(source, str(error))
+    if isfunction(source):  # so that help and inspect.signature tell what the function would
         update_wrapper(fused, source, updated=())
         fused._input = next(iter(signature_of(source).parameters))
         fused._optionals = Optionals(source)
-        fused._instead = Specialised(source, "its chain takes none of them")
+        fused._instead = partial(_called_instead, fused, source)
     return fused
+
+
+def _specialised(function: Callable[..., Any], reason: str) -> "Specialised":
+    # Here, because it imports torch's compiler, which takes a second.
+    from fusegen.specialised import Specialised
+
+    return Specialised(function, reason)
+
+
+def _called_instead(fused: "Fused", function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """The function traced for a call whose tensors its chain does not take."""
+    fused._instead = _specialised(function, "its chain does not take some tensors")
+    return fused._instead(*args, **named)
 
 
 def __getattr__(name: str) -> Op:

@@ -20,7 +20,6 @@ from torch.compiler import is_dynamo_compiling
 
 from fusegen.answers import Answers, Chosen
 from fusegen.arguments import check_tensor, kinds_of
-from fusegen.dsl import chain
 from fusegen.errors import ArgumentError, ChainError
 from fusegen.ir import Expr
 from fusegen.ops import Chain
@@ -28,7 +27,6 @@ from fusegen.parameters import operand_of
 from fusegen.plan import remember
 from fusegen.runtime import Fused
 from fusegen.trace import traced
-from fusegen.unsaid import NotKnownYet
 
 
 class Specialised:
@@ -147,15 +145,3 @@ class Specialised:
 
     def __deepcopy__(self, memo: object) -> Specialised:
         return self  # it holds no state but caches
-
-
-def compiled(source: Any) -> Fused | Specialised:
-    """The chain of a source as a function of tensors; of a function that asks what only a call
-    tells, all its chains.
-    """
-    try:
-        return Fused(Answers().noting(partial(chain, source)))
-    except NotKnownYet as error:
-        if isinstance(source, str | Chain):
-            raise
-        return Specialised(source, str(error))
