@@ -23,7 +23,7 @@ from fusegen.ops import Chain
 from fusegen.plan import remember
 from fusegen.reference import run_eagerly
 from fusegen.runtime import Fused
-from fusegen.standing import View, current, making, stand_in
+from fusegen.standing import View, current, every, making, stand_in
 from fusegen.trace import Traced, chain_to
 from fusegen.unsaid import Telling, Told, told_by
 
@@ -179,11 +179,9 @@ class _Making(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         found = function(*args, **(kwargs or {}))
-        if isinstance(found, Tensor):
-            told = [*args, *(kwargs or {}).values()]
-            told += [a for each in told if isinstance(each, tuple | list) for a in each]
-            if all(id(t) in self.made for t in told if isinstance(t, Tensor)):
-                self.made[id(found)] = found
+        tensors = [t for t in every(args, kwargs) if isinstance(t, Tensor)]
+        if isinstance(found, Tensor) and all(id(t) in self.made for t in tensors):
+            self.made[id(found)] = found
         return found
 
 

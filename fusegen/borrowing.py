@@ -19,7 +19,7 @@ from fusegen.ir import Expr, name_of
 from fusegen.ops import COUNTER, RUNNING, lookup
 from fusegen.shaping import as_numbers, is_part
 from fusegen.sizes import Untold
-from fusegen.standing import View, current, known
+from fusegen.standing import View, current, every, known
 from fusegen.tensorlike import of_torch
 from fusegen.trace import Traced
 from fusegen.unsaid import (
@@ -234,9 +234,7 @@ class _Lending(TorchFunctionMode):
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         name = getattr(function, "__name__", "")
-        told = [*args, *(kwargs or {}).values()]
-        told += [a for each in told if isinstance(each, tuple | list) for a in each]
-        own = [a for a in told if id(a) in self.names]
+        own = [a for a in every(args, kwargs) if id(a) in self.names]
         if not own or name in _TOLD:
             return function(*args, **(kwargs or {}))
         is_view = name in VIEWS or (name in SEEING and tells_all())

@@ -118,9 +118,9 @@ class Layer(nn.Module):
     def _hold(self, name: str, tensor: Tensor) -> None:
         takes = self._takes()
         if name not in takes:
+            which = f"the chain {self.extra_repr()}" if self.extra_repr() else "forward"
             raise ArgumentError(
-                f"no operand is called {name!r}: the chain {self.extra_repr()} takes "
-                f"{', '.join(('x', *takes))}".replace("  ", " ")
+                f"no operand is called {name!r}: {which} takes {', '.join(('x', *takes))}"
             )
         if not isinstance(tensor, Tensor):
             raise ArgumentError(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fusegen import ir
 from fusegen.errors import UnsupportedError
+from fusegen.inlining import walked
 from fusegen.ir import Expr
 from fusegen.layouts import dtype_name
 from fusegen.ops import Chain, Op, Step
@@ -85,25 +86,7 @@ def run_eagerly(chain: Chain, x: Tensor, operands: Mapping[str, Tensor]) -> Any:
 
     The result, or a tuple of it and what is given.
     """
-    values = dict(operands)
-    running = x
-    for step in chain.steps:
-        if step.is_naming:
-            values[step.names[0]] = running
-        elif step.op == "recall":
-            running = values[step.names[0]]
-        elif step.taken_up is not None:
-            running = values[step.taken_up]
-        else:
-            running = _run_step(step, running, _given(step, values))
-    return (running, *[values[name] for name in chain.gives]) if chain.gives else running
-
-
-def _given(step: Step, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The step's operands, but for what torch's operation draws itself."""
-    definition = step.definition
-    assert definition is not None
-    return {p: values[n] for p, n in step.operands if not definition.parameter(p).is_drawn}
+    return walked(chain, x, operands, _run_step)
 
 
 def _run_step(step: Step, x: Tensor, operands: Mapping[str, Tensor]) -> Tensor:

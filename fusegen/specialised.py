@@ -23,6 +23,7 @@ from fusegen.arguments import check_tensor, kinds_of
 from fusegen.errors import ArgumentError, ChainError
 from fusegen.ir import Expr
 from fusegen.ops import Chain
+from fusegen.optional import Optionals
 from fusegen.parameters import operand_of
 from fusegen.plan import remember
 from fusegen.runtime import Fused
@@ -42,10 +43,11 @@ class Specialised:
     def __init__(self, function: Callable[..., Any], reason: str) -> None:
         self._function, self._reason = function, reason
         self.__name__: str = getattr(function, "__name__", type(function).__name__)
-        self._signature = inspect.signature(getattr(function, "forward", function))
-        parameters = [*self._signature.parameters.values()]
-        self._wanted = [p.name for p in parameters if p.default is p.empty]
-        self._optional = [p.name for p in parameters if p.default is None]
+        forward = getattr(function, "forward", function)
+        self._signature = inspect.signature(forward)
+        optionals = Optionals(forward)
+        self._wanted = [next(iter(self._signature.parameters)), *optionals.required]
+        self._optional = sorted(optionals.names)
         self._answers = Answers()
         # What was called before with just the operands of its chain is known again by that.
         self._known: dict[Any, Fused] = {}

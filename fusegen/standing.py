@@ -169,6 +169,12 @@ def _without_gradient(value: Expr, where: str) -> Expr:
     return ir.primitive("detach", value)
 
 
+def every(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Any]:
+    """All that a function is given, and what is in a list of those."""
+    told = [*args, *(kwargs or {}).values()]
+    return told + [a for each in told if isinstance(each, tuple | list) for a in each]
+
+
 def known(value: Any, where: str) -> Any:
     """The value; of a tensor, the expression that stands for it."""
     tracing = current()

@@ -152,6 +152,7 @@ def test_a_tensor_that_is_one_number_has_a_type_as_in_eager(axes, dtype, other, 
     for function in functions:
         got, wanted = fusegen.compile(function)(x), function(x)
         assert got.dtype == wanted.dtype
+        # Eager rounds each step to bf16, and a chain the last one.
         torch.testing.assert_close(got, wanted, atol=0.05, rtol=0.05)
 
 
@@ -649,6 +650,7 @@ def test_what_a_chain_does_not_take_is_traced_for_the_call(name, dtype, device):
     operand = torch.randn(shape, device=device)
     operand = {"truth": operand > 0, "whole": (operand > 0).long()}.get(kind, operand.to(dtype))
     operand = operand.requires_grad_(kind == "number")
+    # Eager rounds each step to bf16, and a chain the last one.
     near = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
     for _ in range(2):  # the second time it is known
         x = torch.randn(2, 3, 5, device=device, dtype=dtype, requires_grad=True)
