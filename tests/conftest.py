@@ -16,7 +16,7 @@ from fusegen.ops import ALIASES, OPS
 # builds compute is seen by the others: every chain that people write in fp32, every operation in
 # all types but fp16, reductions short and long, and chains at random. Single tests have a mark.
 UNOPTIMISED = (
-    *("test_autocast", "test_broadcasting", "test_bundles", "test_casts"),
+    *("test_anew", "test_autocast", "test_broadcasting", "test_bundles", "test_casts"),
     *("test_dropout", "test_gaps", "test_giving", "test_gradients"),
     *("test_holding", "test_integers", "test_joining", "test_layer", "test_layouts"),
     *("test_losses", "test_masks", "test_mixed", "test_norms"),

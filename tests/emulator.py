@@ -35,12 +35,10 @@ from fusegen.target import H200, ITEM_BYTES, Limits
 from fusegen.unrolling import grouped
 from fusegen.windowing import windows_along
 
-HEADER = Path(__file__).parent / "emulation"
-# With globals of its own, and jumps between stacks.
-COMPILER = (
-    *("g++", "-O0", "-std=c++17", "-fPIC", "-ffp-contract=off", "-w"),
-    *("-fno-gnu-unique", "-U_FORTIFY_SOURCE"),
-)
+EMULATION = Path(__file__).parent / "emulation"
+COMPILER = ("g++", "-std=c++17", "-fPIC", "-ffp-contract=off", "-w", "-D_GLIBCXX_BITS_SPECFUN_H")
+KERNELS = ("-O0", "-fno-asynchronous-unwind-tables")
+RUNTIME = ("-O1", "-U_FORTIFY_SOURCE")  # with jumps between stacks
 # Of the C++ library a linker reads less in an archive; where there is another linker, it is faster.
 LINKING = ("-static-libstdc++", *(["-fuse-ld=gold"] if shutil.which("ld.gold") else []))
 _LAUNCH = re.compile(r"(\w+)<<<(.*?),\s*stream>>>\((.*?)\);", re.DOTALL)
@@ -91,24 +89,33 @@ def build(text: str, folder: Path, processors: int = 6) -> ctypes.CDLL:
     folder.mkdir(parents=True, exist_ok=True)
     file, library = folder / "emulated.cpp", folder / "emulated.so"
     file.write_text(translated(text))
-    facts = [f"-DPROCESSORS={processors}"]
-    facts += ["-DRESIDENT_TOGETHER"] if _TOGETHER.search(text) else []
-    header = _header(tuple(facts))
-    command = [*COMPILER, *facts, "-shared", *LINKING, "-include", str(header)]
-    command += [f"-I{header.parent}", "-o", str(library), str(file)]
+    compile_with_runtime(file, library, "-shared", is_together=bool(_TOGETHER.search(text)))
+    loaded = ctypes.CDLL(str(library))
+    ctypes.c_int.in_dll(loaded, "emulated_processors").value = processors
+    return loaded
+
+
+def compile_with_runtime(file: Path, result: Path, *flags: str, is_together: bool = False) -> None:
+    """A translated source and what runs its kernels, as a library or a program."""
+    facts = ("-DRESIDENT_TOGETHER",) if is_together else ()
+    header, runtime = _runtime(facts)
+    command = [*COMPILER, *KERNELS, *facts, *flags, "-include", header, f"-I{header.parent}"]
+    command += ["-o", result, file, runtime, *LINKING]
     subprocess.run(command, check=True, capture_output=True, text=True)
-    return ctypes.CDLL(str(library))
 
 
 @cache
-def _header(facts: tuple[str, ...]) -> Path:
-    """The stand-in for CUDA's header, which takes half of a build's time, compiled beforehand."""
+def _runtime(facts: tuple[str, ...]) -> tuple[Path, Path]:
+    """The stand-in for CUDA's header, and what runs kernels, both compiled once."""
     folder = Path(tempfile.mkdtemp(prefix="emulation"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    header = shutil.copy(HEADER / "cuda_runtime.h", folder)
-    command = [*COMPILER, *facts, "-x", "c++-header", "-o", f"{header}.gch", header]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return Path(header)
+    header, runtime = Path(shutil.copy(EMULATION / "cuda_runtime.h", folder)), folder / "runtime.o"
+    for command in (
+        [*COMPILER, *KERNELS, *facts, "-x", "c++-header", "-o", f"{header}.gch", header],
+        [*COMPILER, *RUNTIME, *facts, "-c", "-o", runtime, EMULATION / "runtime.cpp"],
+    ):
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    return header, runtime
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulator import HEADER, run, translated
+from emulator import compile_with_runtime, run, translated
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from strategies import chains, is_accepted
 
@@ -1260,8 +1260,7 @@ int main() {{
 }}
 """
     (tmp_path / "does.cpp").write_text(translated(text))
-    command = ["g++", "-std=c++17", "-w", f"-I{HEADER}", "-o", "does", "does.cpp"]
-    subprocess.run(command, cwd=tmp_path, check=True)
+    compile_with_runtime(tmp_path / "does.cpp", tmp_path / "does")
     said = subprocess.run([tmp_path / "does"], capture_output=True, text=True)
     assert said.returncode == (3 if complaint else 0)
     assert complaint in said.stderr

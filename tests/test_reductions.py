@@ -54,6 +54,7 @@ def test_its_source_for_cuda_is_there_with_gradients(text, operands):
     assert "run_backward" in source
 
 
+@pytest.mark.unoptimised
 @pytest.mark.parametrize(("text", "operands"), DROPPED, ids=[c[0] for c in DROPPED])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_a_chain_goes_on_with_the_axes_that_a_reduction_leaves(text, operands, layout, device):
