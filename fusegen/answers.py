@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusegen import ir
 from fusegen.arguments import check_all
-from fusegen.errors import ArgumentError, ChainError, EmptyReductionError, OtherAxesError
+from fusegen.drawing import Drawing, Drawn
+from fusegen.errors import ArgumentError, EmptyReductionError, OtherAxesError
 from fusegen.ir import Expr
 from fusegen.joining import ways, with_anew
 from fusegen.modules import target_of
@@ -46,6 +46,8 @@ class Chosen:
     order: tuple[int | str, ...] = ()
     # Chains for other results, by what stands for the input of each.
     rest: tuple[tuple[str, Fused], ...] = ()
+    main: str = ""  # the view of the input that the chain begins with, where it is not that itself
+    drawn: Drawn | None = None  # what each call makes anew of what is made
     # The tensors that it neither makes nor sees in others, but for the input.
     wants: tuple[str, ...] = field(init=False)
 
@@ -62,7 +64,12 @@ class Chosen:
         """What the function gives, where the tensors that it neither makes nor sees in others are
         told.
         """
-        found = run(self.fused, tensor(x), *self.operands(self.fused, tensor))
+        if self.drawn is not None:
+            made = {**self.made, **self.drawn.again()}
+            return replace(self, made=made, drawn=None).called(x, tensor, run)
+        found = run(
+            self.fused, self.taken(self.main or x, tensor), *self.operands(self.fused, tensor)
+        )
         if not self.order:
             return found
         results = [*found] if isinstance(found, tuple) else [found]
@@ -91,6 +98,7 @@ class _Shape(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     device: Any
+    like: Tensor  # without memory
 
 
 class _Call:
@@ -117,12 +125,16 @@ class _Call:
         """The tensor on the input's device."""
         return tensor.to(self._given[self._input].device)
 
-    def view(self, value: Expr, method: str, *args: Any) -> Expr | None:
-        """What stands for a view of a tensor behind the first; None for what is none."""
-        name = ir.name_of(value) if value.op == "input" else self._input
+    def view(
+        self, value: Expr, method: str, *args: Any, is_last_resort: bool = False
+    ) -> Expr | None:
+        """What stands for a view of a tensor; None for what is computed, and of the first tensor,
+        whose views are steps of the chain, if that is not the last resort.
+        """
+        name = ir.name_of(value) if value.op == "input" else ""
         tracing = current()
         assert tracing is not None
-        if name == self._input:
+        if not name or (name == self._input and not is_last_resort):
             return None
         view = View(name, method, args)
         return tracing.hold(view.taken(self._tensor(name)), f"{name}_part", view)
@@ -138,7 +150,7 @@ class _Call:
 
     def require_fit(self, chosen: Chosen) -> None:
         """Raise what a call would, where the chain does not take the tensors."""
-        for name, fused in ((self._input, chosen.fused), *chosen.rest):
+        for name, fused in ((chosen.main or self._input, chosen.fused), *chosen.rest):
             chain, x = fused.chain, chosen.taken(name, self.__getitem__)
             found = chosen.operands(fused, self.__getitem__)
             operands = dict(zip(chain.given, found, strict=True))
@@ -163,41 +175,29 @@ class _Call:
         fused = Fused(chain_to(value, stand_in(x), operands))
         given = {name: self._tensor(name) for name in (x, *fused.chain.given)}
         cast = fused.under_autocast(given[x], [given[n] for n in fused.chain.given], {})
-        empty = {n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in given.items()}
+        empty = {n: torch.empty_like(t, device="meta") for n, t in given.items()}
         told = run_eagerly((cast or fused).chain, empty[x], empty)
-        return _Shape(told.shape, told.dtype, given[x].device)
+        return _Shape(told.shape, told.dtype, given[x].device, told)
 
 
 class _Making(TorchFunctionMode):
     """Notes which tensors a function makes while it is traced: of numbers, and of each other."""
 
-    def __init__(self, made: MutableMapping[int, Tensor]) -> None:
+    def __init__(self, made: MutableMapping[int, Tensor], drawing: Drawing) -> None:
         super().__init__()
-        self.made = made
+        self.made, self.drawing = made, drawing
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if function in (Tensor.tolist, Tensor.numpy):
+            self.drawing.refuse_numbers(args)
         found = function(*args, **(kwargs or {}))
         tensors = [t for t in every(args, kwargs) if isinstance(t, Tensor)]
-        if isinstance(found, Tensor) and all(id(t) in self.made for t in tensors):
-            self.made[id(found)] = found
+        if all(id(t) in self.made for t in tensors):
+            results = found if isinstance(found, tuple | list) else (found,)
+            self.made.update({id(t): t for t in results if isinstance(t, Tensor)})
         return found
-
-
-class _Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses to draw for a tensor that is made while a function is traced."""
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        is_seeded = torch.Tag.nondeterministic_seeded in function.tags
-        if is_seeded and not any(isinstance(t, Tensor) and t.is_meta for t in args):
-            raise ChainError(
-                f"{function}: the function draws numbers, which would be the same in every call; "
-                "pass them, or use dropout, which draws new ones"
-            )
-        return function(*args, **(kwargs or {}))
 
 
 def chosen_of(
@@ -206,7 +206,8 @@ def chosen_of(
     """What is traced, compiled: of the tensors that it holds those are made that are nobody's."""
     made = {n: t for n, t in found.held.items() if n not in whose and n not in found.views}
     rest = tuple((main, compile(chain)) for main, chain in found.rest)
-    return Chosen(compile(found.chain), made, found.views, found.wanted, found.order, rest)
+    parts = (found.views, found.wanted, found.order, rest, found.main, found.drawn)
+    return Chosen(compile(found.chain), made, *parts)
 
 
 class Answers:
@@ -219,10 +220,17 @@ class Answers:
         self._fused: dict[Chain, Fused] = {}
         self._made: MutableMapping[int, Tensor] = WeakValueDictionary()  # which some remember
 
-    def noting(self, trace: Callable[[], T]) -> T:
-        """What is traced, with notes of what is made meanwhile."""
-        with making(self._made), _Making(self._made), _Drawing():  # type: ignore[no-untyped-call]
+    def noting(self, trace: Callable[[], T], drawing: Drawing | None = None) -> T:
+        """What is traced, with notes of what is made and drawn meanwhile."""
+        drawing = drawing or Drawing()
+        with making(self._made), _Making(self._made, drawing), drawing:
             return trace()
+
+    def traced(self, trace: Callable[[], Traced]) -> Traced:
+        """The same of what holds tensors, with what has to be drawn of those."""
+        drawing = Drawing()
+        found = self.noting(trace, drawing)
+        return found._replace(drawn=drawing.drawn(found.held))
 
     def chosen(
         self,
@@ -255,7 +263,7 @@ class Answers:
             try:
                 # What is made may be wanted in training too.
                 with torch.inference_mode(False), told_by(call, telling):
-                    traced = self.noting(trace)
+                    traced = self.traced(trace)
                 found = chosen_of(traced, call, self._compiled)
                 call.require_fit(found)
                 return found

@@ -9,9 +9,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fusegen import ir
+from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import lookup
 from fusegen.sizes import size_of
+from fusegen.standing import current
 from fusegen.unsaid import UNTOLD, told_of
 
 
@@ -40,6 +43,47 @@ def _new(method: str) -> Callable[..., Any]:
     return found
 
 
+def _drawn_like(name: str) -> Callable[..., Any]:
+    """A tensor of random numbers, of x's shape, type and device, for each call another."""
+
+    def found(x: Expr, **kwargs: Any) -> Expr:
+        own = told_of(x, f"torch.{name}: x.shape is not known before a call")
+        like = getattr(own, "like", own)
+        drawn = getattr(sys.modules["torch"], name)(like, **{"device": own.device, **kwargs})
+        return _held(drawn)
+
+    return found
+
+
+def _triangle(name: str) -> Callable[..., Any]:
+    """x with zeros on one side of a diagonal of its last two axes."""
+
+    def found(x: Expr, diagonal: int = 0) -> Expr:
+        own = told_of(x, f"torch.{name}: {UNTOLD}")
+        torch = sys.modules["torch"]
+        whole = torch.ones(own.shape[-2:], dtype=torch.bool, device=own.device)
+        return lookup("masked_fill")(x, _held(~getattr(whole, name)(diagonal)), 0.0)
+
+    return found
+
+
+def _one_hot(x: Expr, num_classes: int = -1) -> Expr:
+    """Of each class whether it is the one that x says: conditions, where torch has 0 and 1."""
+    own = told_of(x, "torch.one_hot: the axes of what tells classes are not known before a call")
+    if num_classes < 0:
+        raise ChainError("torch.one_hot: give num_classes, which no call tells")
+    torch = sys.modules["torch"]
+    numbers = torch.arange(num_classes, device=own.device)
+    return ir.primitive("eq", lookup("unsqueeze")(x, -1), _held(numbers))
+
+
+def _held(tensor: Any) -> Expr:
+    """What stands for a tensor that is made for a call."""
+    tracing = current()
+    assert tracing is not None  # since there is a call
+    return tracing.hold(tensor, "constant")
+
+
 def _finite(
     x: Expr, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> Expr:
@@ -60,4 +104,7 @@ ASKED: Mapping[str, Callable[..., Any]] = {
     "is_floating_point": _is_floating,
     "nan_to_num": _finite,
     **{f"new_{name}": _new(f"new_{name}") for name in _NEW},
+    **{name: _triangle(name) for name in ("tril", "triu")},
+    "one_hot": _one_hot,
+    **{f"{name}_like": _drawn_like(f"{name}_like") for name in ("rand", "randn")},
 }

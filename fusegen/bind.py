@@ -325,7 +325,7 @@ class _Binding:
         running = self.running
         if placement == "labels":
             seen = self.given_x[0] if self.views_of_x else ()
-            shape = labels_shape(shape, running, self.atlas, seen)
+            shape = labels_shape(step, shape, running, self.atlas, seen)
         axes = placed_along(step, placement, name, running.shape, shape)
         aligned = tuple(
             running.along(a) if a in axes else () for a in range(-len(running.shape), 0)

@@ -21,7 +21,7 @@ from fusegen.fitting import holds_labels, pooled_shape, rearranged
 from fusegen.holding import signature
 from fusegen.joining import chosen_anew
 from fusegen.ops import COUNTER, RUNNING, Chain, Step, lookup, nearest
-from fusegen.ops.loss import class_axis
+from fusegen.ops.reducing import class_axis
 from fusegen.program import Program, derivative, forward
 from fusegen.promotion import FLOATING, INTEGERS, refuse_gradients
 from fusegen.segments import Segment
@@ -204,7 +204,7 @@ def classes(bounds: Iterable[Bound], operand: str) -> int:
                 continue
             if operand in dict(step.operands).values():
                 shape = tuple(math.prod(bound.domain[a] for a in axes) for axes in place.axes)
-                return shape[class_axis(len(shape))]
+                return shape[class_axis(len(shape), dict(step.attributes))]
     return 0
 
 
@@ -386,7 +386,7 @@ def _assumed_operand(chain: Chain, name: str, running: Shape) -> Shape:
     if any(parameter.placement == "slope" for _, parameter in uses):
         return running[1:2] or (1,)
     if holds_labels(chain, name):
-        of_classes = len(running) + class_axis(len(running))
+        of_classes = len(running) + class_axis(len(running), dict(placed[0].attributes))
         return running[:of_classes] + running[of_classes + 1 :]
     attributes = dict(placed[0].attributes)
     axis = attributes.get("axis", None if "normalized_shape" in attributes else 1)

@@ -8,7 +8,7 @@ from fusegen import ir
 from fusegen.axes import Atlas, Shape, Value
 from fusegen.errors import ArgumentError, OtherAxesError
 from fusegen.ops import RUNNING, Chain, Definition, Step
-from fusegen.ops.loss import class_axis
+from fusegen.ops.reducing import class_axis
 from fusegen.ops.schema import integers
 from fusegen.windowing import Slide, Window, size_of, windows_along
 
@@ -224,12 +224,13 @@ def _channel_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.E
     return frozenset({axis})
 
 
-def labels_shape(shape: Shape, value: Value, atlas: Atlas, before: Shape) -> Shape:
+def labels_shape(step: Step, shape: Shape, value: Value, atlas: Atlas, before: Shape) -> Shape:
     """The shape of labels: that of a value beside its classes, where they lie in the shape of the
     axes that its own were made of, or in that of all axes but one before they were seen as others.
     """
     rank = len(value.shape)
-    others = [a for a in range(-rank, 0) if a != class_axis(rank)]
+    axis = class_axis(rank, dict(step.attributes)) if rank else 0
+    others = [a for a in range(-rank, 0) if a != axis]
     wanted = tuple(value.size(axis) for axis in others)
     made_of = tuple(atlas.sizes[a] for axis in others for a in atlas.resolve(value.axes[axis]))
     is_apt = shape == made_of or any(
@@ -244,14 +245,16 @@ def _labelled_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.
         raise ArgumentError(
             f"{step.text}: got a value of shape (), wanted one with classes along axis 1"
         )
-    axis = class_axis(len(running))
-    others = [a for a in range(-len(running), 0) if a != axis]
+    attributes, rank = dict(step.attributes), len(running)
+    axis = class_axis(rank, attributes)
+    others = [a for a in range(-rank, 0) if a != axis]
     wanted = tuple(running[a] for a in others)
-    if shape != wanted:
+    spread = tuple(running[a] if a in others else 1 for a in range(-rank, 0))
+    if shape != wanted and not (shape == spread and "dim" in attributes):
         raise ArgumentError(
             f"{step.text}: operand {name!r} got shape {shape}, wanted {wanted}: one label for each "
             f"index of all axes but that of the {running[axis]} classes (axis "
-            f"{len(running) + axis}) of a value of shape {running}"
+            f"{rank + axis}) of a value of shape {running}"
         )
     return frozenset(others)
 

@@ -109,7 +109,7 @@ class Layer(nn.Module):
     def _trace(self, modes: tuple[bool | str, ...], also: Collection[str]) -> Chosen | Answers:
         answers = Answers()
         try:
-            found = answers.noting(partial(traced, self.module, self._lent, also))
+            found = answers.traced(partial(traced, self.module, self._lent, also))
             self._by_mode[modes] = chosen_of(found, self._lent)
         except NotKnownYet:
             self._by_mode[modes] = answers

@@ -76,6 +76,12 @@ def _package() -> str:
 _GENERATOR = _package()  # as it is imported: its files may be others by the time it is asked for
 
 
+def random_generators() -> tuple[torch.Generator, ...]:
+    """Torch's own generators of random numbers: the CPU's, and those of GPUs that are in use."""
+    has_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return (torch.default_generator, *(torch.cuda.default_generators if has_gpu else ()))
+
+
 def generator() -> str:
     """What stands for the generator itself."""
     return _GENERATOR

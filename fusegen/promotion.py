@@ -116,7 +116,8 @@ def _floating(args: Iterable[Kind]) -> list[Kind]:
 def _refuse_inexact(node: Expr, args: Sequence[Kind]) -> None:
     """Raise ArgumentError where integers are compared with a number that no float may be."""
     found = [a.dtype in INTEGERS for a in args]
-    if _floating(args) or not any(found) or all(found):
+    is_of_labels = any(a.kind == "index" for a in node.args)
+    if is_of_labels or _floating(args) or not any(found) or all(found):
         return
     numbers = [ir.constant(a) for a, kind in zip(node.args, args, strict=True) if not kind.dtype]
     least, most = min(_RANGES[a.dtype] for a in args if a.dtype in INTEGERS)

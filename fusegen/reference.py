@@ -15,7 +15,7 @@ from fusegen.inlining import walked
 from fusegen.ir import Expr
 from fusegen.layouts import dtype_name
 from fusegen.ops import Chain, Op, Step
-from fusegen.ops.loss import class_axis
+from fusegen.ops.reducing import class_axis
 
 _TORCH: Mapping[str, Callable[..., Any]] = {
     "neg": torch.neg,
@@ -97,7 +97,7 @@ def _run_step(step: Step, x: Tensor, operands: Mapping[str, Tensor]) -> Tensor:
     if function is None:
         return _run_body(definition, x, operands, attributes)
     if x.dim() > 0:  # labels may lie in the shape that x's axes were made of
-        classes = x.dim() + class_axis(x.dim())
+        classes = x.dim() + class_axis(x.dim(), attributes)
         wanted = [size for axis, size in enumerate(x.shape) if axis != classes]
         labels = {
             n: t for n, t in operands.items() if definition.parameter(n).placement == "labels"

@@ -4,8 +4,7 @@ one with other arguments.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,17 +14,16 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import lookup
 from fusegen.ops.schema import show_value
-from fusegen.shaping import part_of, seen_in
+from fusegen.parting import chunk, narrowed, split, unbound
+from fusegen.shaping import seen_in
 from fusegen.sizes import (
     Leading,
     SizeOf,
     are_told_by_call,
     shape_of,
-    what_asks,
     with_numbers,
 )
 from fusegen.unsaid import (
-    PARTS,
     TYPES,
     TypeOf,
     current_call,
@@ -74,63 +72,12 @@ def _clamped(x: Expr, min: Any = None, max: Any = None) -> Expr:
     return x
 
 
-def _chunk(x: Expr, chunks: int, dim: int = 0) -> tuple[Expr, ...]:
-    """Equal parts of an axis."""
-    if not isinstance(chunks, int) or chunks < 1:
-        raise ChainError(f"x.chunk: got {show_value(chunks)}, wanted how many parts, an integer")
-    return _parted(x, dim, (chunks, -1))
-
-
-def _parted(x: Expr, dim: int, sizes: tuple[int, int]) -> tuple[Expr, ...]:
-    """The parts of an axis: how many, and how long each is."""
-    apart = lookup("unflatten")(x, dim, sizes)
-    axis = dim - 1 if dim < 0 else dim
-    return tuple(lookup("select")(apart, axis, i) for i in range(sizes[0]))
-
-
-def _unbound(x: Expr, dim: int = 0) -> tuple[Expr, ...]:
-    """What stands at each place along an axis, where the chain says how many it has."""
-    count = _places_along(x, dim)
-    if count is None:
-        count = told_of(x, f"x.unbind: {PARTS}").shape[dim]
-    return tuple(lookup("select")(x, dim, i) for i in range(count))
-
-
-class _Parts:
-    """Parts of an axis, as long as code says each is, and as many as it takes apart."""
-
-    def __init__(self, x: Expr, size: int, dim: int) -> None:
-        self.x, self.size, self.dim = x, size, dim
-
-    def __iter__(self) -> Iterator[Expr]:
-        asked, count = what_asks(sys._getframe(1))
-        if asked != "UNPACK_SEQUENCE":
-            reason = f"x.split: {PARTS}; or take them apart, as in a, b = x.split(n, dim)"
-            count = told_of(self.x, reason).shape[self.dim] // self.size
-        return iter(_parted(self.x, self.dim, (count, self.size)))
-
-    def __getitem__(self, place: int) -> Expr:
-        apart = lookup("unflatten")(self.x, self.dim, (-1, self.size))
-        return lookup("select")(apart, self.dim - 1 if self.dim < 0 else self.dim, place)
-
-
-def _split(x: Expr, sizes: Any, dim: int = 0) -> Sequence[Expr] | _Parts:
-    """Parts of an axis that are as long as each other."""
-    if isinstance(sizes, SizeOf) and sizes.is_of(dim) and sizes.part.numerator == 1:
-        return _chunk(x, sizes.part.denominator, dim)
-    sizes = with_numbers(sizes)
-    if isinstance(sizes, int):
-        return _Parts(x, sizes, dim)
-    if not isinstance(sizes, tuple | list) or len({*sizes}) != 1 or not isinstance(sizes[0], int):
-        raise ChainError(
-            f"x.split: got {show_value(sizes)}, wanted parts that are as long as each other, as in "
-            "x.split(64, dim) or x.chunk(2, dim); take others of what the call is given"
-        )
-    return _parted(x, dim, (len(sizes), sizes[0]))
-
-
-def _narrowed(x: Expr, dim: int, start: int, length: int) -> Expr:
-    return part_of(x, dim, slice(start, start + length if start else length))
+def _gathered(x: Expr, dim: int, index: Any) -> Expr:
+    """What stands where an index says that is one wide along dim."""
+    made = index.attrs[0] if isinstance(index, Expr) and index.op == "call" else None
+    if getattr(made, "name", "") == "unsqueeze" and dict(index.attrs[2])["dim"] == dim:
+        (index,) = index.args
+    return lookup("gather")(x, dim, index)
 
 
 def _filled(x: Expr, fill_value: float) -> Expr:
@@ -180,19 +127,6 @@ def _holding(name: str) -> Callable[..., Expr]:
     return found
 
 
-def _places_along(x: Expr, dim: int) -> int | None:
-    """The size of an axis, if an unflatten has just made it."""
-    if x.op != "call" or x.attrs[0] is not lookup("unflatten"):
-        return None
-    _, _, attributes, _ = x.attrs
-    assert isinstance(attributes, tuple)
-    told: dict[str, Any] = dict(attributes)
-    sizes, at = told["sizes"], told["dim"]
-    place = dim - (at if at >= 0 else at - len(sizes) + 1)
-    is_there = (dim < 0) == (at < 0) and 0 <= place < len(sizes) and sizes[place] >= 0
-    return int(sizes[place]) if is_there else None
-
-
 def _distance(
     x: Expr, other: Expr, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> Expr:
@@ -200,7 +134,7 @@ def _distance(
 
 
 def _glu(x: Expr, dim: int = -1) -> Expr:
-    value, gate = _chunk(x, 2, dim)
+    value, gate = chunk(x, 2, dim)
     return value * lookup("sigmoid")(gate)
 
 
@@ -334,16 +268,18 @@ OF_SIZES = ("reshape", "view", "split", "narrow", "expand")
 SPELLED: Mapping[str, Callable[..., Any]] = {
     "max": _largest("max"),
     "min": _largest("min"),
-    "chunk": _chunk,
-    "split": _split,
-    "narrow": _narrowed,
+    "chunk": chunk,
+    "split": split,
+    "narrow": narrowed,
     "expand": _expanded,
     "expand_as": _expanded_as,
+    "gather": _gathered,
+    "take_along_dim": lambda x, indices, dim: _gathered(x, dim, indices),
     "full_like": _filled,
     "zeros_like": partial(_filled, fill_value=0.0),
     "ones_like": partial(_filled, fill_value=1.0),
-    "tensor_split": _chunk,
-    "unbind": _unbound,
+    "tensor_split": chunk,
+    "unbind": unbound,
     "pairwise_distance": _distance,
     "glu": _glu,
     **dict.fromkeys(("clamp", "clip"), _clamped),

@@ -106,6 +106,20 @@ def item_of(x: Expr, key: object) -> Expr:
         view = call.view(x, "__getitem__", index)
         if view is not None:
             return view
+    try:
+        return _indexed(x, keys)
+    except ChainError:
+        is_apt = call is not None and is_part(as_numbers(keys))
+        if call is None or not is_apt:
+            raise
+        view = call.view(x, "__getitem__", as_numbers(keys), is_last_resort=True)
+        if view is None:
+            raise
+        return view
+
+
+def _indexed(x: Expr, keys: tuple[object, ...]) -> Expr:
+    """x[keys] in steps of its own."""
     if sum(k is Ellipsis for k in keys) > 1:
         raise ChainError("x[..., ...]: an index has one Ellipsis at most")
     cut = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
@@ -201,13 +215,12 @@ def _seen(x: Expr, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def _moved(x: Expr, method: str, args: Sequence[Any]) -> Expr:
-    """A tensor behind the first with its axes in another order, which is a view of it."""
-    tracing = current()
-    if x.op != "input" or tracing is None or tracing.main is x:
+    """A tensor that is given, with its axes in another order, which is a view of it."""
+    if x.op != "input" or current() is None:
         raise ChainError(f"x.{method}: {UNKNOWN[method]}")
     if (call := current_call()) is None:
         raise NotKnownYet(f"x.{method}: the call has to take such a view; {UNKNOWN[method]}")
-    view = call.view(x, method, *as_numbers(tuple(args)))
+    view = call.view(x, method, *as_numbers(tuple(args)), is_last_resort=True)
     assert view is not None
     return view
 

@@ -67,6 +67,8 @@ class Traced(NamedTuple):
     order: tuple[int | str, ...] = ()
     # Chains for results that do not depend on the first parameter, by what they do depend on.
     rest: tuple[tuple[str, Chain], ...] = ()
+    main: str = ""  # the view of the input that the chain begins with, where it is not that itself
+    drawn: Any = None  # what each call draws of the tensors that it makes, if it draws any
 
 
 def trace(
@@ -146,7 +148,8 @@ def traced(
     others = {**placements, **dict.fromkeys(tracing.others)}
     chains: list[tuple[str, Chain]] = []
     arranged: list[Expr] = []
-    for main, mine in _by_input(name, x, computed):
+    parts = [tracing.others[n] for n, view in tracing.views.items() if view.of == input_name]
+    for main, mine in _by_input(name, (x, *parts), computed):
         chain, found = _arranged(name, main, others, mine)
         taken = tuple(operand for operand in others if operand in chain.given)
         chains.append((ir.name_of(main), takes(*taken) | chain if taken else chain))
@@ -158,17 +161,19 @@ def traced(
     unused = [p for p in placements if p not in used]
     if unused and current_call() is None:  # its sizes may be all that is wanted
         raise ChainError(f"{name}: the parameter {unused[0]!r} is never used")
-    (_, chain), *rest = chains
-    return Traced(chain, tracing.held, tracing.views, order=order, rest=tuple(rest))
+    (begin, chain), *rest = chains
+    begin = "" if begin == input_name else begin
+    return Traced(chain, tracing.held, tracing.views, None, order, tuple(rest), begin)
 
 
 def _by_input(
-    name: str, x: Expr, computed: tuple[Expr, ...]
+    name: str, first: Sequence[Expr], computed: tuple[Expr, ...]
 ) -> Iterator[tuple[Expr, tuple[Expr, ...]]]:
-    """The results that depend on x; then those that depend on another input, and on none of the
-    ones before.
+    """The results that depend on the first parameter, or else on one of its views; then those that
+    depend on another input, and on none of the ones before.
     """
     inputs = {each: [n for n in ir.topological([each]) if n.op == "input"] for each in computed}
+    x = next((v for v in first if any(v in inputs[each] for each in computed)), first[0])
     mine = tuple(each for each in computed if x in inputs[each])
     if not mine:
         which = f"result 1 of {len(computed)}" if len(computed) > 1 else "the result"

@@ -41,7 +41,7 @@ UNKNOWN: Mapping[str, str] = {
         "a chain follows a product or a convolution: call it with what that gives",
     ),
     **dict.fromkeys(
-        ("pad", "gather", "cumsum", "sort", "topk"),
+        ("pad", "cumsum", "sort", "topk"),
         "no step does it; compile what stands before and behind it as chains of their own",
     ),
 }
@@ -87,9 +87,11 @@ class Call(Protocol):
     def tensors(self) -> Mapping[Expr, Told]:
         """What it gives to the function, by what stands for it."""
 
-    def view(self, value: Expr, method: str, *args: Any) -> Expr | None:
-        """What stands for a view of a tensor behind the first, which the call takes of it by a
-        method; None where the value is none of those.
+    def view(
+        self, value: Expr, method: str, *args: Any, is_last_resort: bool = False
+    ) -> Expr | None:
+        """What stands for a view of a tensor, which the call takes of it by a method; None for what
+        is computed, and of the first tensor if it is not the last resort.
         """
 
     def moved(self, tensor: Any) -> Any:

@@ -330,3 +330,97 @@ def test_a_gaussian_loss_is_torchs_where_that_takes_the_variance(shape, reductio
     probe = torch.randn_like(wanted)
     mine, theirs = (torch.autograd.grad(r, tensors, probe) for r in (ours, wanted))
     torch.testing.assert_close(mine, theirs)
+
+
+def log_probabilities(x, t):
+    return x.log_softmax(-1).gather(-1, t.unsqueeze(-1)).squeeze(-1)
+
+
+def selective(x, t):
+    return torch.gather(x, 2, t.unsqueeze(2)).squeeze(2) - x.logsumexp(-1)
+
+
+def along_another(x, t):
+    return torch.take_along_dim(x.log_softmax(-1), t.unsqueeze(2), dim=-1) * 2
+
+
+def shifted(x, t):
+    chosen = x[:, :-1].log_softmax(-1).gather(dim=-1, index=t[:, 1:].unsqueeze(-1)).squeeze(-1)
+    return chosen, x[:, :-1].softmax(-1).amax(-1)
+
+
+def shifted_loss(x, t):
+    logits = x[..., :-1, :].contiguous().view(-1, x.size(-1))
+    return F.cross_entropy(logits, t[..., 1:].contiguous().view(-1))
+
+
+def by_one_hot(x, t):
+    return -(F.one_hot(t, x.size(-1)) * x.log_softmax(-1)).sum(-1).mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [log_probabilities, selective, along_another, shifted, shifted_loss, by_one_hot],
+)
+def test_what_labels_name_is_taken_as_code_has_it(function, dtype, device):
+    x = torch.randn(3, 5, 70, dtype=dtype, device=device, requires_grad=True)
+    t = torch.randint(70, (3, 5), device=device)
+    exact = x.detach().double().requires_grad_()
+
+    def results(f, x):
+        found = f(x, t)
+        return found if isinstance(found, tuple) else (found,)
+
+    ours, eagers = results(fusegen.compile(function), x), results(function, x)
+    doubles = results(function, exact)
+    assert [y.dtype for y in ours] == [y.dtype for y in eagers]
+    probes = [torch.randn_like(y) for y in doubles]
+    (a,) = torch.autograd.grad(ours, x, [p.to(dtype) for p in probes])
+    (b,) = torch.autograd.grad(eagers, x, [p.to(dtype) for p in probes])
+    (c,) = torch.autograd.grad(doubles, exact, [p.to(dtype).double() for p in probes])
+    for mine, theirs, wanted in zip((*ours, a), (*eagers, b), (*doubles, c), strict=True):
+        off, usual = ((y.double() - wanted).abs().max() for y in (mine, theirs))
+        close = 8 * torch.finfo(dtype).eps * (1 + wanted.abs().max())
+        assert off <= torch.maximum(2 * usual, close)
+
+
+@pytest.mark.parametrize("text", ["gather({0}, t)", "log_softmax({0}) | gather({0}, t, False)"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_places_may_lie_along_any_axis(dim, layout, text, device):
+    x = torch.randn(4, 6, 5, 7, device=device).contiguous(memory_format=layout).requires_grad_()
+    wide = [1 if a == dim % 4 else n for a, n in enumerate(x.shape)]
+    t = torch.randint(x.shape[dim], wide, device=device)
+    fused = fusegen.compile(text.format(dim))
+    found = fused(x, t)
+    wanted = (x.log_softmax(dim) if "soft" in text else x).gather(dim, t)
+    wanted = wanted.squeeze(dim) if "False" in text else wanted
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(fused(x, t.squeeze(dim)), wanted)
+    torch.testing.assert_close(fused.reference(x, t.squeeze(dim)), wanted)
+    probe = torch.randn_like(wanted)
+    ours, eagers = (torch.autograd.grad(y, x, probe)[0] for y in (found, wanted))
+    torch.testing.assert_close(ours, eagers)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.zeros(2, 5, 1, 1, dtype=torch.int64), r"got shape \(2, 5, 1, 1\), wanted \(2, 5\)"),
+        (torch.zeros(2, 5, 3, dtype=torch.int64), r"got shape \(2, 5, 3\), wanted \(2, 5\): one"),
+        (torch.zeros(2, 5, dtype=torch.int32), "is int32, wanted int64"),
+        (torch.zeros(5, 2, dtype=torch.int64), r"got shape \(5, 2\), wanted \(2, 5\)"),
+    ],
+)
+def test_what_names_no_place_is_told(labels, message):
+    with pytest.raises(ArgumentError, match=message):
+        fusegen.compile("gather(-1, t)")(torch.randn(2, 5, 7), labels)
+    with pytest.raises(ArgumentError, match="dim 3 is out of range"):
+        fusegen.compile("gather(3, t)")(torch.randn(2, 5, 7), labels)
+
+
+def test_a_place_that_there_is_not_gives_no_number(device):
+    t = torch.tensor([0, 7, -1, 6], device=device)
+    found = fusegen.compile("gather(-1, t)")(torch.ones(4, 7, device=device), t)
+    assert found.isnan().flatten().tolist() == [False, True, True, False]

@@ -100,6 +100,15 @@ ASKING = {
     "a block": (lambda x: x[..., 4:] * x[..., :4], ()),
     "expanded": (lambda x: x.mean(1, keepdim=True).expand(*x.shape[:1], 6, 8, 8) - x, ()),
     "expanded as it is": (lambda x: x.expand(-1, 6, 8, -1).relu(), ()),
+    "neighbours": (lambda x: (x[:, 1:] - x[:, :-1]).abs().mean((1, 2)), ()),
+    "inner places": (lambda x: x[..., 1:-1, 1:-1] * 2 + x[..., 2:, 2:], ()),
+    "all but one, and all": (lambda x: x[:, :-1].sum(1) + x.amax(1), ()),
+    "axes exchanged": (lambda x: x.transpose(1, 3).softmax(-1), ()),
+    "uneven parts": (
+        lambda x: (lambda a, b: a.sigmoid().sum(1) + b.exp().sum(1))(*x.split((2, 4), 1)),
+        (),
+    ),
+    "a triangle": (lambda x: x.tril() * 2 + torch.triu(x, 1), ()),
     "sizes compared": (lambda x: x.relu() if x.shape[1] > 2 * x.shape[0] else -x, ()),
     "shape taken apart": (lambda x: x.view(math.prod(list(x.shape)[:2]), -1).amax(1), ()),
 }
@@ -276,6 +285,73 @@ def test_dropout_is_drawn_anew_where_the_function_asks_behind_it(device):
     assert {*first.unique().tolist()} == {0.0, 2 / 64}
 
 
+def dropped_paths(x):
+    keep = 0.7
+    mask = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(keep)
+    mask.div_(keep)
+    return x * mask
+
+
+def reparametrised(x):
+    mean, log_variance = x.chunk(2, dim=1)
+    return mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance)
+
+
+def several_draws(x):
+    noise = torch.rand(x.shape[-1], device=x.device, dtype=x.dtype)
+    order = torch.ones(x.shape[-1], device=x.device, dtype=x.dtype).cumsum(0)
+    first, second = torch.randn(2, x.shape[-1], device=x.device, dtype=x.dtype).unbind(0)
+    return x * (noise + order) + torch.cat([first[:3], second[3:]]) + torch.rand_like(x)
+
+
+@pytest.mark.parametrize("function", [dropped_paths, reparametrised, several_draws])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_function_draws_is_what_it_draws_alone(function, dtype, device):
+    fused = fusegen.compile(function)
+    for shape in ((6, 4, 8), (3, 6, 5, 8)):
+        x = torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            got, then = fused(x), torch.rand(3, device=device)
+            torch.manual_seed(seed)
+            wanted, eagers_then = function(x), torch.rand(3, device=device)
+            torch.testing.assert_close(got, wanted, atol=0.02, rtol=0.02)
+            assert torch.equal(then, eagers_then)
+            probe = torch.randn_like(wanted)
+            ours, eagers = (torch.autograd.grad(y, x, probe)[0] for y in (got, wanted))
+            torch.testing.assert_close(ours, eagers, atol=0.02, rtol=0.02)
+
+
+def test_noise_like_a_value_lies_in_memory_as_it_does(device):
+    fused = fusegen.compile(reparametrised)
+    x = torch.randn(2, 6, 4, 5, device=device).contiguous(memory_format=torch.channels_last)
+    torch.manual_seed(1)
+    got = fused(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(got, reparametrised(x))
+
+
+def test_a_layer_draws_as_its_module_does(device):
+    class Dropping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.full((8,), 1e-1))
+
+        def forward(self, x):
+            x = x * self.scale
+            return dropped_paths(x) if self.training else x
+
+    module = Dropping().to(device)
+    layer, x = Layer(module), torch.randn(16, 8, device=device)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        got = layer(x)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(got, module(x))
+    layer.eval()
+    torch.testing.assert_close(layer(x), x * module.scale)
+
+
 def changed(x):
     mask = torch.ones(x.shape[-1])
     y = x * mask
@@ -288,10 +364,9 @@ def changed(x):
     [
         (changed, "the function changes a tensor that it makes"),
         (lambda x: x.cumsum(-1) / x.size(-1), "x.cumsum: no step does it"),
-        (lambda x: x.transpose(0, 1) / x.size(-1), "no step exchanges axes"),
-        (lambda x: x * torch.rand(x.shape[-1], device=x.device), "the function draws numbers"),
-        (lambda x: x * torch.zeros(8).bernoulli_(0.5), "the function draws numbers"),
-        (lambda x: x[..., :3] / x.size(-1), "a slice is one of equal parts"),
+        (lambda x: (x * 2).transpose(0, 1) / x.size(-1), "no step exchanges axes"),
+        (lambda x: (x / x.size(-1))[..., :3], "a slice is one of equal parts"),
+        (lambda x: (x / x.size(-1)).split((3, 5), -1), "or to split what the call is given"),
         (lambda x: x.mean(1, keepdim=True).expand(3, 4, x.size(-1)) + 1, "x.expand: where x meets"),
     ],
 )
@@ -316,8 +391,13 @@ def test_what_the_function_itself_says_comes_through():
 
     with pytest.raises(AssertionError, match=r"got torch.Size\(\[2, 4\]\), torch.float32"):
         fusegen.compile(checked)(torch.randn(2, 4))
-    for function in (lambda x: x * torch.rand(()), lambda x: x * torch.rand(1).item()):
-        with pytest.raises(ChainError, match="the function draws numbers"):
+    for function in (
+        lambda x: x * torch.rand(1).item(),
+        lambda x: x * 2 if torch.rand(3).flip(0).sum() > 1 else x * 3,
+        lambda x: x * torch.randint(3, (2,)).tolist()[0],
+        lambda x: x * float(torch.zeros(3)[1:].uniform_().max()),
+    ):
+        with pytest.raises(ChainError, match="the function draws numbers and asks which"):
             fusegen.compile(function)(torch.ones(2))
     with pytest.raises(ArgumentError, match="got a tensor on meta"):
         fusegen.compile(pairs)(torch.ones(2, 2, device="meta"))

@@ -9,6 +9,7 @@ from fusegen.ir import Expr, const, count, primitive, reduce, reduce_sum
 from fusegen.ops.activation import logsigmoid
 from fusegen.ops.eager import function_of
 from fusegen.ops.piecewise import hardtanh
+from fusegen.ops.reducing import class_axis
 from fusegen.ops.registry import op
 from fusegen.ops.schema import Channel, Labels
 
@@ -358,11 +359,6 @@ def cross_entropy(
         of_all = reduce_sum(log_p if weight is None else log_p * weight, axes)
         loss = loss * (1.0 - label_smoothing) - of_all * (const(label_smoothing) / count(axes))
     return _together(loss, share, target, axes, x, ignore_index, reduction)
-
-
-def class_axis(rank: int) -> int:
-    """The axis of the classes in a value of so many axes, from the end: 1, or its only one."""
-    return 1 - rank if rank > 1 else -1
 
 
 def _classes(x: Expr) -> tuple[int, ...]:

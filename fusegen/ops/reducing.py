@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fusegen import ir
 from fusegen.errors import ChainError
@@ -27,6 +27,16 @@ def reduce_variance(x: Expr, axes: int | Iterable[int]) -> Expr:
 def reduce_max(x: Expr, axes: int | Iterable[int]) -> Expr:
     """The largest of x along axes, as for reduce_sum; the first that is has the gradient."""
     return ir.reduce_max(x, _checked("reduce_max", x, axes))
+
+
+def class_axis(rank: int, attributes: Mapping[str, object] | None = None) -> int:
+    """The axis along which labels name places in a value of so many axes, from the end: what dim
+    says where a step has that; else 1, or its only one.
+    """
+    dim = (attributes or {}).get("dim")
+    if isinstance(dim, int):
+        return dim % rank - rank
+    return 1 - rank if rank > 1 else -1
 
 
 def _checked(name: str, x: Expr, axes: int | Iterable[int]) -> tuple[int, ...]:

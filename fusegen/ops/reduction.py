@@ -18,6 +18,7 @@ from fusegen.ir import (
 )
 from fusegen.ops.eager import function_of
 from fusegen.ops.registry import op
+from fusegen.ops.schema import Labels
 
 Dim = int | tuple[int, ...] | None
 
@@ -154,6 +155,24 @@ def select(x: Expr, dim: int, index: int, keepdim: bool = False) -> Expr:
     """What stands at one place along dim, from its end if index is below 0."""
     axes = axes_of(x, dim)
     return reduce("pick", axes, x, const(index, "index") if index >= 0 else count(axes) + index)
+
+
+def _gathered(x: Any, dim: int, index: Any, keepdim: bool = True) -> Any:
+    index = index if index.dim() == x.dim() else index.unsqueeze(dim)
+    found = x.gather(dim, index)
+    return found if keepdim else found.squeeze(dim)
+
+
+@op(reference=_gathered, samples=[(1,), (1, False)], shaping="reduce", equal="torch.gather")
+def gather(x: Expr, dim: int, index: Labels, keepdim: bool = True) -> Expr:
+    """What stands along dim where index says: one place for each index of all other axes of x.
+
+    index is of int64, and one wide along dim or without that axis. What it says that is no place
+    gives NaN, where torch stops the program.
+    """
+    axes = axes_of(x, dim)
+    is_place = (index >= 0.0) & (index < count(axes))
+    return primitive("where", is_place, reduce("pick", axes, x, index), math.nan)
 
 
 def _vector_norm(x: Any, p: float, dim: Dim, keepdim: bool) -> Any:

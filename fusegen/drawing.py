@@ -1,0 +1,148 @@
+"""What a function draws when it is called, such as `torch.randn_like(x)` or timm's masks of whole
+samples: torch's own operations on what it makes, noted while it is traced and run again by each
+call, so that its numbers are those of the function itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from fusegen.errors import ChainError
+from fusegen.modules import random_generators
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A tensor that another operation gives, by its number."""
+
+    number: int
+
+
+def _filled(value: Any, known: Sequence[Tensor]) -> Any:
+    """An argument, with tensors in the place of slots."""
+    if isinstance(value, _Slot):
+        return known[value.number]
+    if isinstance(value, list | tuple):
+        return [_filled(each, known) for each in value]
+    return value
+
+
+class _Operation(NamedTuple):
+    """One of torch's, with slots for arguments that others give, and the slots of what it gives."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    gives: tuple[int, ...]
+
+    def run(self, known: list[Any]) -> None:
+        """Run it on what is in the slots, and leave there what it gives."""
+        found = self.function(*[_filled(a, known) for a in self.args], **self.kwargs)
+        results = (found,) if isinstance(found, Tensor) else found
+        for slot, result in zip(self.gives, results, strict=True):
+            known[slot] = result
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Operations of which some draw, and in which of their slots the tensors of some names are."""
+
+    operations: tuple[_Operation, ...]
+    names: Mapping[str, int]
+    slots: int
+
+    def again(self) -> dict[str, Tensor]:
+        """The tensors by name, drawn anew from torch's generators."""
+        known: list[Any] = [None] * self.slots
+        with torch.no_grad():
+            for operation in self.operations:
+                operation.run(known)
+        return {name: known[slot] for name, slot in self.names.items()}
+
+
+class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operations that are run while a function is traced, and leaves torch's generators
+    as they were.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._noted: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Any]]] = []
+        self._drawn: set[int] = set()
+        self._places: set[int] = set()  # where in memory there is what is drawn, or made of such
+        self._before: list[tuple[torch.Generator, Tensor]] = []  # generators, and their states
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        is_seeded = torch.Tag.nondeterministic_seeded in function.tags
+        if is_seeded and not self._before:
+            self._before += [(g, g.get_state()) for g in random_generators()]
+        if function is torch.ops.aten._local_scalar_dense.default:
+            self.refuse_numbers(args)
+        found = function(*args, **(kwargs or {}))
+        results, _ = tree_flatten(found)
+        tensors = _tensors((args, kwargs, results))
+        if not any(t.is_meta for t in _tensors(results)):  # that is asked for a shape alone
+            self._noted.append((function, args, kwargs or {}, results))
+            if is_seeded:
+                self._drawn.update(map(id, tensors))
+            if is_seeded or self._are_drawn(tensors):
+                self._places.update(map(_place, tensors))
+        return found
+
+    def _are_drawn(self, tensors: Iterable[Tensor]) -> bool:
+        return any(_place(t) in self._places for t in tensors if not t.is_meta)
+
+    def refuse_numbers(self, values: Any) -> None:
+        """Raise ChainError where values that are drawn become numbers of Python's."""
+        if self._places and self._are_drawn(_tensors(values)):
+            raise ChainError(
+                "the function draws numbers and asks which, which would be the same in every call; "
+                "compute with the tensor, or draw before the call and pass it"
+            )
+
+    def __exit__(self, *args: Any) -> Any:
+        for generator, state in self._before:
+            generator.set_state(state)
+        return super().__exit__(*args)  # type: ignore[no-untyped-call]
+
+    def drawn(self, made: Mapping[str, Tensor]) -> Drawn | None:
+        """What has to be run again for those of the tensors that are drawn, or made of such; None
+        where there are none.
+        """
+        touched, before = set(self._drawn), 0
+        while len(touched) > before:
+            before = len(touched)
+            for _, args, kwargs, results in self._noted:
+                ids = {id(t) for t in _tensors((args, kwargs, results))}
+                if not touched.isdisjoint(ids):
+                    touched |= ids
+        names = {name: tensor for name, tensor in made.items() if id(tensor) in touched}
+        if not names:
+            return None
+        slots: dict[int, _Slot] = {}  # by the ids of tensors
+        operations = []
+        for function, args, kwargs, results in self._noted:
+            if not any(id(t) in touched for t in _tensors((args, kwargs, results))):
+                continue
+            args = tree_map_only(Tensor, lambda t: slots.get(id(t), t), args)
+            gives = [slots.setdefault(id(r), _Slot(len(slots))).number for r in results]
+            operations.append(_Operation(function, args, kwargs, tuple(gives)))
+        found = {name: slots[id(tensor)].number for name, tensor in names.items()}
+        return Drawn(tuple(operations), found, len(slots))
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [v for v in tree_flatten(values)[0] if isinstance(v, Tensor)]
