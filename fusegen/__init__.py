@@ -41,6 +41,7 @@ from fusegen.ops import (
 )
 from fusegen.ops.reducing import reduce_max, reduce_mean, reduce_sum, reduce_variance
 from fusegen.optional import Optionals
+from fusegen.trace import traced
 from fusegen.unsaid import NotKnownYet
 from fusegen.windowing import windows
 
@@ -97,7 +98,12 @@ def compile(source: str | Chain | Op | Callable[..., Any]) -> "Fused | Specialis
     from fusegen.runtime import Fused  # the same
 
     try:
-        fused = Fused(Answers().noting(lambda: chain(source)))
+        if isfunction(source):
+            found = Answers().noting(lambda: traced(source))
+            fused = Fused(found.alone())
+            fused._loose = found.loose
+        else:
+            fused = Fused(Answers().noting(lambda: chain(source)))
     except NotKnownYet as error:
         if isinstance(source, str | Chain):
             raise

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fusegen import ir
-from fusegen.arguments import check_all
+from fusegen.arguments import check_all, require_floats
 from fusegen.drawing import Drawing, Drawn
 from fusegen.errors import ArgumentError, EmptyReductionError, OtherAxesError
 from fusegen.ir import Expr
@@ -148,6 +148,11 @@ class _Call:
                 self._known[value] = self._computed(value)
         return self._known[value]
 
+    def require_floats(self, loose: Container[str]) -> None:
+        """Raise ArgumentError where what has to be numbers for a chain is integers."""
+        tensors = {"x": self._given[self._input], **self._own, **self._given}
+        require_floats({n: t for n, t in tensors.items() if n in loose})
+
     def require_fit(self, chosen: Chosen) -> None:
         """Raise what a call would, where the chain does not take the tensors."""
         for name, fused in ((chosen.main or self._input, chosen.fused), *chosen.rest):
@@ -264,6 +269,8 @@ class Answers:
                 # What is made may be wanted in training too.
                 with torch.inference_mode(False), told_by(call, telling):
                     traced = self.traced(trace)
+                if telling < Telling.ALL:
+                    call.require_floats(traced.loose)
                 found = chosen_of(traced, call, self._compiled)
                 call.require_fit(found)
                 return found

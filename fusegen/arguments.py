@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -236,6 +236,16 @@ def sizes_of(what: str, given: Sequence[int]) -> tuple[int, ...]:
     if min(found, default=0) < 0:
         raise ArgumentError(f"{what}: got {given!r}, wanted sizes such as (8, 64, 14, 14)")
     return found
+
+
+def require_floats(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ArgumentError for integers among tensors, by name, that meet written floats."""
+    for name, tensor in tensors.items():
+        if not tensor.dtype.is_floating_point and tensor.dtype is not torch.bool:
+            raise ArgumentError(
+                f"argument {name!r} has integers, which meet a float such as 1.0 in the function; "
+                f"write 1, or convert them first, for example {name}.float()"
+            )
 
 
 def kinds_of(args: tuple[Any, ...]) -> Any:

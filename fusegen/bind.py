@@ -30,18 +30,10 @@ from fusegen.fitting import (
     with_leftovers,
 )
 from fusegen.ops import COUNTER, RUNNING, Chain, Definition, Step
-from fusegen.promotion import (
-    FLOATING,
-    check_element_type,
-    check_type,
-    kind_of,
-    met_in,
-    refuse_final,
-    refuse_integers,
-    result_type,
-)
+from fusegen.promotion import FLOATING, Typed, kind_of, met_in, result_type
 from fusegen.stacking import require_alike, stacked
 from fusegen.takingup import course_of, taken_up
+from fusegen.typechecks import check_element_type, check_type, refuse_final, refuse_integers
 from fusegen.viewing import are_views, made_of_operands, seen_behind, seen_first, seen_shapes
 from fusegen.windowing import Window, windows_along
 
@@ -218,8 +210,8 @@ class _Binding:
             self._update(step, definition, updated)
         axes, x = self.running.axes, before.axes
         is_alone = (definition.same_dtype or definition.keeps_dtype) and dtype in FLOATING
-        if not is_alone:
-            self.dtype, self.is_final = result_type(step, (before.shape, dtype), met)
+        typed = Typed(dtype) if is_alone else result_type(step, (before.shape, dtype), met)
+        self.dtype, self.is_final = typed.dtype, self.is_final if is_alone else typed.is_final
         if definition.groups:
             axes, x, aligned = self._grouped(step, definition, aligned)
         if definition.shaping == "stack":
@@ -230,8 +222,9 @@ class _Binding:
         else:
             self.running = rearranged(step, definition, self.running)
         types = tuple((p, met[p][1]) for p in met if definition.parameter(p).is_type)
-        whole_as = met_in(self.dtype, (dtype, *(t for _, t in met.values())))
-        return Place(axes, x, tuple(aligned), dtype, types, whole_as)
+        kinds = (dtype, *(t for _, t in met.values()))
+        whole_as = met_in(self.dtype, kinds, is_sum=typed.is_sum)
+        return Place(axes, x, tuple(aligned), dtype, types, whole_as, self.dtype, typed.counts)
 
     def _view(self, step: Step, *, is_last: bool) -> Place:
         """See the running value in another shape; is_last says that only views follow."""

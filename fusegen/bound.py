@@ -36,6 +36,8 @@ class Place:
     dtype: str  # of the value before the step; of a view nothing
     types: tuple[tuple[str, str], ...] = ()  # of what a step is told the element type, by parameter
     met_in: str = ""  # the type that integers are converted to there
+    result: str = ""  # of the value behind it
+    counts: bool = False  # whether conditions that it works on are the numbers 1 and 0
 
 
 @dataclass(frozen=True)

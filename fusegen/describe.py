@@ -23,7 +23,7 @@ from fusegen.joining import chosen_anew
 from fusegen.ops import COUNTER, RUNNING, Chain, Step, lookup, nearest
 from fusegen.ops.reducing import class_axis
 from fusegen.program import Program, derivative, forward
-from fusegen.promotion import FLOATING, INTEGERS, refuse_gradients
+from fusegen.promotion import FLOATING, INTEGERS
 from fusegen.segments import Segment
 from fusegen.selecting import at_places
 from fusegen.signature import (
@@ -35,6 +35,7 @@ from fusegen.signature import (
 )
 from fusegen.strides import dense_strides, lie_of
 from fusegen.target import H200, ITEM_BYTES, TARGETS, Limits, code_name
+from fusegen.typechecks import refuse_gradients
 from fusegen.viewing import shape_behind
 
 Kind = tuple[Shape, tuple[int, ...]]  # a tensor's shape; its axes, outermost in memory first

@@ -40,12 +40,16 @@ _BY_ARITY = {
 }
 # What rounds to an element type, and stays a number; a quantised type is stored, never read.
 CASTS = {f"to_{t}": t for t in ("float16", "bfloat16", "float32", "float64")}
+# What makes of integers those that a narrower type holds.
+WRAPS = {f"wrap_{t}": t for t in ("uint8", "int8", "int16", "int32")}
 QUANTISING_CASTS = {f"to_{t}": t for t in ("int8", "float8_e4m3fn", "float8_e5m2")}
 # Scalar primitives and how many arguments each takes. Everything a chain computes is made of these.
 ARITY: Mapping[str, int] = {
     **{op: n for n, ops in _BY_ARITY.items() for op in ops.split()},
-    **dict.fromkeys((*CASTS, *QUANTISING_CASTS), 1),
+    **dict.fromkeys((*CASTS, *WRAPS, *QUANTISING_CASTS), 1),
 }
+# What gives integers of integers alone.
+OF_WHOLES = ("add", "sub", "mul", "neg", "where", "detach", *WRAPS)
 # What `reduce` can do along axes. argmax gives the position, in index order, of the first maximum
 # (a NaN counts as one). max gives its gradient to that one, amax to all that are as large in equal
 # shares, and bound, of which the result must not depend, to none.
@@ -175,11 +179,24 @@ def primitive(op: str, *operands: Expr | Number) -> Expr:
     if not is_traced:
         check_kinds(op, args)
     kind: Kind = "truth" if op in COMPARISONS or op in CONNECTIVES else "number"
-    same = {a.kind for a in args[op == "where" :]}
-    if op in ("where", "detach") and same in ({"whole"}, {"index"}):
+    same = {a.kind for a in args[op == "where" :] if not is_integer(a)}
+    if same == {"whole"} and op in ("minimum", "maximum", "abs"):
+        return _of_wholes(op, *args)
+    is_passing = same == {"index"} and op in ("where", "detach")
+    if is_passing or (same == {"whole"} and op in OF_WHOLES):
         (kind,) = same
     rank = None if is_traced else max(ranks, default=0)
     return make(op, args, extent=union(args), rank=rank, kind=kind)
+
+
+def _of_wholes(op: str, a: Expr, b: Expr | None = None) -> Expr:
+    b = -a if b is None else b  # how large it is
+    return primitive("where", primitive("lt" if op == "minimum" else "gt", a, b), a, b)
+
+
+def is_integer(node: Expr) -> bool:
+    """Whether it is a written number, and an integer."""
+    return node.op == "const" and node.kind == "number" and node.attrs[0] % 1 == 0  # type: ignore
 
 
 def union(args: Iterable[Expr]) -> Extent:
@@ -234,21 +251,6 @@ def reduce(kind: str, axes: Iterable[int], *args: Expr) -> Expr:
 def reduce_sum(x: Expr, axes: Iterable[int]) -> Expr:
     """The sum of x along axes."""
     return reduce("sum", axes, x)
-
-
-def reduce_mean(x: Expr, axes: Iterable[int]) -> Expr:
-    """The mean of x along axes."""
-    return reduce("mean", axes, x)
-
-
-def reduce_variance(x: Expr, axes: Iterable[int]) -> Expr:
-    """The variance of x along axes, divided by the count (torch's correction=0)."""
-    return reduce("variance", axes, x)
-
-
-def reduce_max(x: Expr, axes: Iterable[int]) -> Expr:
-    """The maximum of x along axes; the first index that has it gets the gradient, as in pooling."""
-    return reduce("max", axes, x)
 
 
 def repeated(value: Expr, axes: Iterable[int]) -> Expr:
@@ -391,10 +393,8 @@ def show(root: Expr) -> str:
             return name_of(node)
         if node.op in ("count", "position", "covered"):
             return f"{node.op}{list(axes_of(node))}"
-        inside = ", ".join(map(text, node.args))
-        if node.op == "reduce":
-            kind, axes = reduction(node)
-            return f"{kind}{sorted(axes)}({inside})"
-        return f"{node.op}({inside})"
+        is_reduced = node.op == "reduce"
+        name = f"{node.attrs[0]}{sorted(reduction(node)[1])}" if is_reduced else node.op
+        return f"{name}({', '.join(map(text, node.args))})"
 
     return text(root)

@@ -110,7 +110,8 @@ class Layer(nn.Module):
         answers = Answers()
         try:
             found = answers.traced(partial(traced, self.module, self._lent, also))
-            self._by_mode[modes] = chosen_of(found, self._lent)
+            chosen = self._by_mode[modes] = chosen_of(found, self._lent)
+            chosen.fused._loose = found.loose
         except NotKnownYet:
             self._by_mode[modes] = answers
         return self._by_mode[modes]

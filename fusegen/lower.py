@@ -79,6 +79,8 @@ def lower(bound: Bound) -> Lowered:
         names = dict(step.operands)
         named = {p: kept.get(names[p], tensors.get(names[p])) for p, _ in place.operands}
         named = {p: as_wanted(step, p, operand, place.met_in) for p, operand in named.items()}
+        if place.counts and running.kind == "truth":
+            running = ir.primitive("where", running, 1.0, 0.0)
         body = _Body(step, place, as_number(running, place.met_in), named, within)
         if i in updates:
             assert step.definition.statistics is not None
@@ -92,6 +94,8 @@ def lower(bound: Bound) -> Lowered:
                 before = updated.get(name, tensors[name])
                 updated[name] = value * share + before * (1.0 - share)
         running = body.result()
+        if running.kind == "whole" and (wrap := f"wrap_{place.result}") in ir.WRAPS:
+            running = ir.primitive(wrap, running)
         marks.append(Mark(running, f"after_{step.op}", step.text))
     outputs = [("out", running)]
     outputs += [(f"{GIVEN}{i}", kept[n]) for i, n in enumerate(bound.chain.gives, start=1)]

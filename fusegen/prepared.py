@@ -31,7 +31,6 @@ from fusegen.layouts import (
 from fusegen.modules import limits, target_of
 from fusegen.ops import Chain
 from fusegen.program import Derivative, Program, derivative, forward
-from fusegen.promotion import refuse_gradients
 from fusegen.selecting import at_places
 from fusegen.signature import (
     Signature,
@@ -42,6 +41,7 @@ from fusegen.signature import (
     with_gaps,
 )
 from fusegen.strides import Lie
+from fusegen.typechecks import refuse_gradients
 
 
 @dataclass(frozen=True)

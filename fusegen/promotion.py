@@ -3,7 +3,8 @@
 Of a step's tensors those with axes decide; one without axes has a say only where none has some, and
 a number none. The rules are applied to the expressions of the step's body, so an operation needs no
 word about types: a comparison gives bool, a choice the type of what it chooses among, a cast its
-own. Integers are read as numbers of a floating type, and nothing is computed in their own.
+own. Integers that meet a floating type are read as numbers of that; sums and products of integers
+alone are integers, and what they are added up to along axes is counted in floats.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ import math
 import struct
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from fusegen import ir
-from fusegen.errors import ArgumentError, ChainError, UnsupportedError
+from fusegen.errors import ArgumentError, ChainError
 from fusegen.ir import Expr
-from fusegen.ops import Chain, Step
+from fusegen.ops import Step
 from fusegen.target import EPSILON
 
 FLOATING = tuple(ir.CASTS.values())
+NARROW = ("float16", "bfloat16")
 QUANTISED = tuple(ir.QUANTISING_CASTS.values())
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 WHOLE = "int64"  # the type of labels, and of places along an axis, as in torch
 Shape = tuple[int, ...]
 
 _WIDTH = {"bool": 0, "float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
+_WIDTH |= {"uint8": 1, "int8": 1, "int16": 2, "int32": 3, "int64": 4}
 _DEFAULT = "float32"
 _EXACT = 2.0**24  # below it, every integer is a number of the default type
 # The numbers with which a type's values are compared; torch wraps what is out of its range.
@@ -48,13 +51,29 @@ class Kind(NamedTuple):
     has_axes: bool
 
 
+class Typed(NamedTuple):
+    """What a step gives: its element type; whether that can be nothing but a result, as places
+    along an axis or what is quantised are; whether integers are added up; and whether conditions
+    that it works on are the numbers 1 and 0.
+    """
+
+    dtype: str
+    is_final: bool = False
+    is_sum: bool = False
+    counts: bool = False
+
+
 _NUMBER = Kind(None, False)
 
 
 def promote(a: str, b: str) -> str:
-    """The element type that torch promotes two floating types, or one and bool, to."""
+    """The element type that torch promotes two floating types, two of integers, or one and bool,
+    to.
+    """
     if a == b:
         return a
+    if {a, b} == {"uint8", "int8"}:
+        return "int16"
     if _WIDTH[a] == _WIDTH[b]:
         return "float32"
     return max(a, b, key=_WIDTH.__getitem__)
@@ -79,7 +98,9 @@ def _kind(node: Expr, args: list[Kind]) -> Kind:
     if node.op == "detach" or (node.op == "reduce" and node.attrs[0] == "pick"):
         return args[0]
     if node.op == "reduce":
-        _promoted(args)  # not of integers alone
+        if node.attrs[0] == "sum" and args[0].dtype in (*INTEGERS, "bool"):
+            return Kind(WHOLE, has_axes)
+        _promoted(args)  # nothing else of integers alone
         return Kind(WHOLE, has_axes) if node.kind == "index" else args[0]
     if not args:
         return _NUMBER
@@ -98,7 +119,12 @@ def _kind(node: Expr, args: list[Kind]) -> Kind:
         )
     if node.op == "where" and node.args[1] is node.args[2]:
         return Kind(args[1].dtype, has_axes)
-    return Kind(_promoted(args[1:] if node.op == "where" else args), has_axes)
+    chosen = slice(node.op == "where", None)
+    is_of_wholes = node.op in ir.OF_WHOLES and all(
+        a.dtype in (*INTEGERS, "bool") or ir.is_integer(arg)
+        for arg, a in zip(node.args[chosen], args[chosen], strict=True)
+    )
+    return Kind(_promoted(args[chosen], is_of_wholes=is_of_wholes), has_axes)
 
 
 def _meets_part(root: Expr, leaves: Mapping[Expr, Kind]) -> bool:
@@ -128,14 +154,15 @@ def _refuse_inexact(node: Expr, args: Sequence[Kind]) -> None:
         )
 
 
-def _promoted(args: Sequence[Kind]) -> str | None:
+def _promoted(args: Sequence[Kind], *, is_of_wholes: bool = False) -> str | None:
     """Floating beats integers and bool, then axes beat none, then the wider wins."""
     found: str | None = None
     floating = _floating(args)
-    if not floating and any(a.dtype in INTEGERS for a in args):
+    if not floating and any(a.dtype in INTEGERS for a in args) and not is_of_wholes:
         raise ArgumentError(
-            "nothing is computed of integers alone, but for a quotient, a comparison, a cast, and "
-            "x * 0.5 or the like; convert them first, as mask.float() or in text to('float32')"
+            "nothing is computed of integers alone but sums, differences, products, quotients, "
+            "comparisons, casts, and x * 0.5 or the like; convert them first, as mask.float() or "
+            "in text to('float32')"
         )
     for group in (floating, list(args)):
         for has_axes in (True, False):
@@ -147,102 +174,6 @@ def _promoted(args: Sequence[Kind]) -> str | None:
                 is_mixed = found == "bool" and any(a.dtype is None for a in args)
                 return _DEFAULT if is_mixed else found
     return None
-
-
-def check_element_type(name: str, dtype: str) -> None:
-    """Raise ArgumentError for a tensor of a type that no kernel reads."""
-    if dtype not in (*FLOATING, *INTEGERS, "bool"):
-        raise ArgumentError(
-            f"argument {name!r}: got a tensor of {dtype}, wanted one of {', '.join(FLOATING)}, of "
-            f"bool for conditions, or of integers; convert it first, for example {name}.float()"
-        )
-
-
-def check_mask(step: Step, name: str, dtype: str) -> None:
-    """Raise ArgumentError where conditions are wanted and something else is given."""
-    if dtype != "bool":
-        raise ArgumentError(
-            f"{step.text}: operand {name!r} is {dtype}, wanted bool: it says where a condition "
-            f"holds; compare it with a number first, for example {name} != 0"
-        )
-
-
-def check_labels(step: Step, name: str, dtype: str, *, is_alone: bool) -> None:
-    """Raise ArgumentError where the numbers of classes are wanted and something else is given, or
-    what other steps take as numbers.
-    """
-    if dtype == WHOLE and not is_alone:
-        raise ArgumentError(
-            f"{step.text}: operand {name!r} has labels, of which other steps compute something; "
-            "pass them a second time, by another name"
-        )
-    if dtype != WHOLE:
-        raise ArgumentError(
-            f"{step.text}: operand {name!r} is {dtype}, wanted {WHOLE}: it says which class is "
-            f"right; convert it first, for example {name}.long(), or of probabilities write "
-            f"log_softmax(1) | mul({name}) | sum(1) | neg"
-        )
-
-
-def check_named_type(step: Step, name: str, dtype: str) -> None:
-    """Raise ArgumentError where a type is wanted that numbers are computed in."""
-    if dtype not in FLOATING:
-        raise ArgumentError(
-            f"{step.text}: {name!r} is {dtype}, wanted one of {', '.join(FLOATING)}, since it says "
-            "what x is rounded to; name a tensor of such a type, or write to('float32')"
-        )
-
-
-def check_same_type(step: Step, name: str, dtype: str, other: str) -> None:
-    """Raise ArgumentError for two types that are not mixed in this operation.
-
-    fp32 is, with a narrower type: parameters are fp32 where activations are narrow. torch does so
-    in layer_norm on CPUs, and under autocast.
-    """
-    is_mixed = "float32" in (other, dtype) and {other, dtype} <= {*FLOATING} - {"float64"}
-    if other != dtype and not is_mixed:
-        raise ArgumentError(
-            f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a mix "
-            f"that is not taken here; convert one of them, for example {name}.to(torch.{dtype})"
-        )
-
-
-def check_parameter_type(step: Step, name: str, dtype: str, other: str) -> None:
-    """Raise ArgumentError for a parameter that is neither of the value's type nor, where that has
-    16 bits, of fp32.
-    """
-    if other not in (dtype, "float32" if _WIDTH[dtype] == 1 else dtype):
-        raise ArgumentError(
-            f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a mix "
-            f"that torch refuses here; convert one of them, for example {name}.to(torch.{dtype})"
-        )
-
-
-def refuse_integers(dtypes: Iterable[str]) -> None:
-    """Raise ArgumentError where results are integers that the chain was given."""
-    for dtype in dtypes:
-        if dtype in INTEGERS:
-            raise ArgumentError(
-                f"a result has the integers of {dtype} that the chain is given; take them from the "
-                "tensor itself, or let the chain convert them, for example to('float32')"
-            )
-
-
-def refuse_final(step: Step, dtype: str) -> NoReturn:
-    """Raise ArgumentError for a step that works on what a quantising one gives, or on places."""
-    raise ArgumentError(
-        f"{step.text}: got a value of {dtype}, which only a result can be; let the step that "
-        "makes it be the last of the chain"
-    )
-
-
-def refuse_gradients(chain: Chain, dtype: str) -> None:
-    """Raise UnsupportedError where a result of this type is to be differentiated."""
-    if dtype in QUANTISED:
-        raise UnsupportedError(
-            f"{chain.steps[-1].text}: a result of {dtype} has no gradient, but some argument needs "
-            "one; call it under torch.no_grad(), or detach the arguments"
-        )
 
 
 def rounded(number: float, dtype: str) -> float:
@@ -264,11 +195,13 @@ def kind_of(dtype: str) -> ir.Kind:
     return "truth" if dtype == "bool" else "whole" if dtype in INTEGERS else "number"
 
 
-def met_in(result: str, kinds: Iterable[str]) -> str:
+def met_in(result: str, kinds: Iterable[str], *, is_sum: bool) -> str:
     """The type in which a step meets integers, from those of its result and of all that it is
-    applied to; "" where none are among them, or all are compared with a number.
+    applied to, and whether it adds them up; "" where none are among them, or all stay integers.
     """
     found = [*kinds]
+    if is_sum:
+        return _DEFAULT
     if not any(dtype in INTEGERS for dtype in found):
         return ""
     floating = [dtype for dtype in found if dtype in FLOATING]
@@ -331,10 +264,32 @@ def _refuse_conditions(step: Step, dtype: str, root: Expr) -> None:
 
 def result_type(
     step: Step, before: tuple[Shape, str], operands: Mapping[str, tuple[Shape, str]]
-) -> tuple[str, bool]:
-    """The type of a step's result, from the shapes and types of what it is applied to; and whether
-    it can be nothing but a result: places along an axis, or what is quantised.
+) -> Typed:
+    """What a step gives, from the shapes and types of what it is applied to. Conditions are 1 and 0
+    where they are added up, and where they meet numbers of a floating type.
     """
+    try:
+        return _result_type(step, before, operands, kind_of(before[1]))
+    except ArgumentError:
+        meets = any(dtype in FLOATING for _, dtype in operands.values())
+        if before[1] != "bool" or not (meets or step.reduces):
+            raise
+        try:
+            found = _result_type(step, before, operands, "number")
+        except ArgumentError:
+            found = None
+        if found is None or not (found.is_sum or found.dtype in FLOATING):
+            raise
+        return found._replace(counts=True)
+
+
+def _result_type(
+    step: Step,
+    before: tuple[Shape, str],
+    operands: Mapping[str, tuple[Shape, str]],
+    kind_of_x: ir.Kind,
+) -> Typed:
+
     assert step.definition is not None
     kinds: dict[Expr, Kind] = {}
     # A body sees two axes in the place of one, or one more.
@@ -346,7 +301,7 @@ def result_type(
         kinds[node] = Kind(dtype, len(shape) > 0)
         return node
 
-    x = leaf("x", *before, kind_of(before[1]))
+    x = leaf("x", *before, kind_of_x)
     named: dict[str, Expr | str] = {}
     for parameter, (shape, dtype) in operands.items():
         # Where numbers are wanted, bool is a type like any other.
@@ -354,7 +309,8 @@ def result_type(
         if wanted.is_type:
             named[parameter] = dtype
             continue
-        node = leaf(f"operand {parameter}", shape, dtype, wanted.kind)
+        is_whole = wanted.kind == "number" and dtype in INTEGERS
+        node = leaf(f"operand {parameter}", shape, dtype, "whole" if is_whole else wanted.kind)
         named[parameter] = node
         if wanted.is_drawn:  # numbers like those that are written in a chain
             kinds[node] = _NUMBER
@@ -369,32 +325,9 @@ def result_type(
             f"{', '.join(FLOATING)}; convert them first, with mask.float() or where(1, 0)"
         ) from error
     try:
-        return type_of(root, kinds), root.kind == "index" or root.op in ir.QUANTISING_CASTS
+        dtype = type_of(root, kinds)
     except ArgumentError as error:
         raise ArgumentError(f"{step.text}: {error}") from error
-
-
-def check_type(
-    step: Step, parameter: str, name: str, dtype: str, running: str, *, has_labels: bool
-) -> None:
-    """Raise ArgumentError for an operand of a type that its parameter does not take, or not beside
-    a value of the running one; has_labels says that it tells classes and nothing else.
-    """
-    definition = step.definition
-    assert definition is not None
-    if definition.parameter(parameter).is_type:
-        check_named_type(step, name, dtype)
-        return
-    wanted = definition.parameter(parameter).kind
-    if wanted == "index":
-        check_labels(step, name, dtype, is_alone=has_labels)
-        return
-    check_element_type(name, dtype)
-    if wanted == "truth":
-        check_mask(step, name, dtype)
-    if running not in FLOATING:
-        return  # refused, or made numbers, by the body
-    if definition.keeps_dtype:
-        check_parameter_type(step, name, running, dtype)
-    elif definition.same_dtype:
-        check_same_type(step, name, running, dtype)
+    is_sum = any(n.op == "reduce" and n.attrs[0] == "sum" for n in ir.topological([root]))
+    is_final = root.kind == "index" or root.op in ir.QUANTISING_CASTS
+    return Typed(dtype, is_final, is_sum and dtype == WHOLE)

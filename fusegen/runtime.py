@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from fusegen.arguments import (
     is_symbolic,
     kinds_of,
     refuse_learning,
+    require_floats,
     tracing_state,
 )
 from fusegen.autocasting import is_sensitive, under_autocast
@@ -53,9 +54,6 @@ from fusegen.plan import remember
 from fusegen.reference import run_eagerly
 from fusegen.situation import situation_of
 from fusegen.target import H200_GB_PER_S
-
-if TYPE_CHECKING:
-    pass
 
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
@@ -89,6 +87,7 @@ class Fused:
         # What a function is compiled to for tensors that its chain does not take, and which are.
         self._instead: Any = None
         self._refused: set[Any] = set()
+        self._loose: frozenset[str] = frozenset()  # what must not be integers
         self._generator = build_key(generator())
 
     def __call__(
@@ -132,6 +131,9 @@ class Fused:
         if self._updates:
             refuse_learning(self.chain, operands)
         try:
+            if self._loose:
+                named = dict(zip(("x", *self._given), (x, *given), strict=True))
+                require_floats({n: t for n, t in named.items() if n in self._loose})
             return self._run(x, operands, out, is_plain=is_plain)
         except (ArgumentError, UnsupportedError) as error:
             if self._instead is None:
@@ -168,9 +170,7 @@ class Fused:
         return named.pop(self._input)
 
     def _of_nothing(self, x: Tensor, operands: Sequence[Tensor]) -> Result:
-        """What torch's own operations give where a reduction has no elements: there is nothing to
-        fuse. What torch refuses then, such as a maximum, is told.
-        """
+        """What torch gives where a reduction has no elements; what it refuses then is told."""
         try:
             named = dict(zip(self.chain.operands, operands, strict=True))
             result: Result = run_eagerly(self.chain, x, named)

@@ -89,6 +89,8 @@ class Tracing:
     made: Mapping[int, Any] = field(default_factory=lambda: _made.get({}))  # of numbers, by id
     used: list[tuple[Any, int]] = field(default_factory=list)  # those of them, as they were
     asked: list[str] = field(default_factory=list)  # what it wanted to know of values
+    # Tensors that meet a written float such as 1.0, which of integers makes other than 1 does.
+    loose: set[str] = field(default_factory=set)
 
     def check(self, results: Sequence[Expr]) -> None:
         """Raise ChainError where what was overwritten is used elsewhere."""

@@ -131,7 +131,7 @@ def found_once(
     marks = tuple(marks)
     order = ir.topological(expr for _, expr in results)
     steady = {n for n in order if n.args and not n.extent & set(varying)}
-    steady = {n for n in steady if ir.constant(n) is None}
+    steady = {n for n in steady if ir.constant(n) is None and n.kind != "whole"}
     asked = {a for n in order if n not in steady for a in n.args} | {e for _, e in results}
     names = {m.node: m.name for m in marks}
     leaf_of: dict[Expr, Expr] = {}
@@ -168,7 +168,7 @@ def element_function(
     nodes = ir.topological(roots)
     writer.uses.update(a for node in nodes for a in node.args)
     writer.taken.update(n for n, _ in results)
-    writer.compared |= _compared(nodes)
+    writer.exact |= _exact(nodes)
     leaves = _leaves(nodes)
     for leaf in leaves:
         writer.name(leaf, leaf_name(leaf, group_names))
@@ -197,10 +197,12 @@ def _leaves(nodes: Iterable[Expr]) -> list[Expr]:
     return [n for n in nodes if n.op in ("input", "count", "position", "covered")]
 
 
-def _compared(nodes: Iterable[Expr]) -> set[Expr]:
-    """The integers that are compared with other integers: all of their digits matter."""
+def _exact(nodes: Iterable[Expr]) -> set[Expr]:
+    """The integers that are compared with others, or computed with: all of their digits matter."""
     met = [n for n in nodes if n.op in ir.COMPARISONS and {a.kind for a in n.args} == {"whole"}]
-    waiting, found = [a for n in met for a in n.args], set[Expr]()
+    waiting = [a for n in met for a in n.args]
+    waiting += [n for n in nodes if n.kind == "whole" and n.args]
+    found = set[Expr]()
     while waiting:
         node = waiting.pop()
         found.add(node)
@@ -243,12 +245,12 @@ class _Writer:
         self.text: dict[Expr, str] = {}
         self.uses: Counter[Expr] = Counter()
         self.taken: set[str] = set()
-        self.compared: set[Expr] = set()
+        self.exact: set[Expr] = set()
 
     def type_of(self, node: Expr) -> str:
         """The type in which a node takes part in arithmetic."""
         others = {"truth": "bool", "index": "int", "noise": STORAGE["noise"]}
-        return STORAGE["int64"] if node in self.compared else others.get(node.kind, self.compute)
+        return STORAGE["int64"] if node in self.exact else others.get(node.kind, self.compute)
 
     def name(self, node: Expr, wanted: str) -> str:
         name, n = wanted, 1
@@ -292,8 +294,10 @@ class _Writer:
             is_bare = binding >= _needed(node.op, place)
             if arg.kind == "noise":
                 text, is_bare = f"uniform({text})", True
-            if arg in self.compared and node.op in ir.CASTS:
+            if arg in self.exact and node.kind == "number":
                 text, is_bare = f"static_cast<{self.compute}>({text})", True
+            if node in self.exact and ir.is_integer(arg):
+                text = f"{ir.constant(arg):.0f}"
             if text.startswith("-") and node.op in ("neg", "sigmoid"):
                 is_bare = False  # two minus signs would be one operator
             args.append(text if is_bare else f"({text})")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fusegen.ir import CASTS, QUANTISING_CASTS
+from fusegen.ir import CASTS, QUANTISING_CASTS, WRAPS
 
 # fp16 and bf16 are computed in fp32; only fp64 needs fp64.
 COMPUTE = {"float16": "float", "bfloat16": "float", "float32": "float", "float64": "double"}
@@ -194,6 +194,7 @@ _COMMON = {
     # A quantised type is rounded to where it is stored.
     **dict.fromkeys(QUANTISING_CASTS, "({0})"),
     **{op: f"rounded_to<{STORAGE[t]}>({{0}})" for op, t in CASTS.items()},
+    **{op: f"static_cast<{STORAGE[t]}>({{0}})" for op, t in WRAPS.items()},
 }
 
 

@@ -16,7 +16,7 @@ from fusegen import ir
 from fusegen.asked import ASKED, axes_of
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
-from fusegen.ops import ALIASES, OPS, lookup, nearest
+from fusegen.ops import ALIASES, OPS, Op, lookup, nearest
 from fusegen.shaping import as_numbers, is_part, part_of
 from fusegen.sizes import says_last, shape_of, with_numbers
 from fusegen.spellings import OF_SIZES, SPELLED, cast
@@ -186,6 +186,11 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     if kwargs.get("dtype") is not None and name not in _CASTING:
         x = cast(x, kwargs["dtype"])
         kwargs = {**kwargs, "dtype": None}
+    if floats := [v for v in (*others, *kwargs.values()) if type(v) is float]:
+        if name == "where":
+            others = [_beside(floats[0], value) for value in others]
+        elif name not in _CASTING:
+            x = _beside(floats[0], x)
     if name in SPELLED:
         told = {_RENAMED.get(k, k): v for k, v in kwargs.items() if v is not None}
         return SPELLED[name](x, *others, **told)
@@ -248,8 +253,8 @@ def _overwriting(
 def _with_tensors(op: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr, Any], Expr]:
     def found(x: Expr, other: Any) -> Expr:
         other = known(with_numbers(other), op)
-        if type(other) is float and tells_all() and not _is_floating(x):
-            x = cast(x, "float32")  # as torch's promotion does
+        if type(other) is float:
+            x = _beside(other, x)
         return method(known(x, op), other)
 
     return found
@@ -259,9 +264,34 @@ def _alone(op: str, method: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
     return lambda x: method(known(x, op))
 
 
-def _is_floating(x: Expr) -> bool:
-    call = current_call()
-    return call is None or bool(call.of(x).dtype.is_floating_point)
+def _beside(number: float, x: Any) -> Any:
+    """x where it meets a written float: of integers, numbers of the default type."""
+    tracing, call = current(), current_call()
+    if not isinstance(x, Expr) or tracing is None:
+        return x
+    if call is not None and tells_all():
+        return x if call.of(x).dtype.is_floating_point else cast(x, "float32")
+    if number % 1 == 0:
+        tracing.loose.update(map(ir.name_of, _making_integers(x)))
+    return x
+
+
+def _making_integers(x: Expr) -> list[Expr]:
+    """The tensors that are integers where x is."""
+    waiting, found = [x], dict[Expr, None]()
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        found[node] = None
+        if node.op == "call" and isinstance(op := node.attrs[0], Op):
+            slots = node.attrs[1]
+            assert isinstance(slots, tuple)
+            own = zip(slots, node.args[1:], strict=True)
+            waiting += [node.args[0], *(a for slot, a in own if op.parameter(slot).broadcasts)]
+        elif node.op in (*ir.OF_WHOLES, "minimum", "maximum", "abs"):
+            waiting += node.args[node.op == "where" :]
+    return [node for node in found if node.op == "input"]
 
 
 def _assigning(sign: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr, Any], Expr]:

@@ -69,6 +69,16 @@ class Traced(NamedTuple):
     rest: tuple[tuple[str, Chain], ...] = ()
     main: str = ""  # the view of the input that the chain begins with, where it is not that itself
     drawn: Any = None  # what each call draws of the tensors that it makes, if it draws any
+    # Tensors of which it is not known whether they are integers, where that makes a difference.
+    loose: frozenset[str] = frozenset()
+
+    def alone(self) -> Chain:
+        """The chain, where there is nothing beside it; else it raises NotKnownYet."""
+        if self.rest:
+            raise NotKnownYet(f"{self.rest[0][1].text}: a result of the function {_ALONE}")
+        if self.order:
+            raise NotKnownYet(f"{self.chain.text}: {_ORDER}")
+        return self.chain
 
 
 def trace(
@@ -80,12 +90,7 @@ def trace(
     for those that have a default, unless they are given. Of a tuple that it returns, the first is
     the chain's result, and the others are given beside it.
     """
-    found = traced(function, held, given)
-    if found.rest:
-        raise NotKnownYet(f"{found.rest[0][1].text}: a result of the function {_ALONE}")
-    if found.order:
-        raise NotKnownYet(f"{found.chain.text}: {_ORDER}")
-    return found.chain
+    return traced(function, held, given).alone()
 
 
 _ALONE = (
@@ -163,7 +168,10 @@ def traced(
         raise ChainError(f"{name}: the parameter {unused[0]!r} is never used")
     (begin, chain), *rest = chains
     begin = "" if begin == input_name else begin
-    return Traced(chain, tracing.held, tracing.views, None, order, tuple(rest), begin)
+    loose = frozenset("x" if name == input_name else name for name in tracing.loose)
+    return Traced(
+        *(chain, tracing.held, tracing.views, None, order, tuple(rest), begin), loose=loose
+    )
 
 
 def _by_input(

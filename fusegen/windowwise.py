@@ -214,12 +214,12 @@ def windows_first(exprs: Iterable[Expr], window: Extent) -> dict[Expr, Expr]:
         if kind == "sum" and axes > window:
             return ir.reduce_sum(ir.reduce_sum(node.args[0], window), axes - window)
         if kind == "mean" and axes > window:
-            return ir.reduce_mean(mean(node.args[0]), axes - window)
+            return ir.reduce("mean", axes - window, mean(node.args[0]))
         if kind == "variance" and axes > window:
             value, outside = node.args[0], axes - window
             off = value - mean(value)
             within = ir.reduce_sum(ir.reduce_sum(off * off, window), outside)
-            return within / ir.count(axes) + ir.reduce_variance(mean(value), outside)
+            return within / ir.count(axes) + ir.reduce("variance", outside, mean(value))
         return reach(*node.args) if kind == "pick" else node
 
     reduces = reduces_below(exprs)

@@ -207,7 +207,7 @@ _NUMERIC = tuple(
     op
     for op in ir.ARITY
     if op not in (*ir.COMPARISONS, *ir.CONNECTIVES, "where", "pow")
-    and op not in (*ir.CASTS, *ir.QUANTISING_CASTS)
+    and op not in (*ir.CASTS, *ir.QUANTISING_CASTS, *ir.WRAPS)
 )
 # The common ones more often, so that rules meet what they look for.
 OPERATIONS = (

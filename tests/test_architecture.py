@@ -43,6 +43,7 @@ ORDER = (
     "tiers",
     "columntiers",
     "promotion",
+    "typechecks",
     "axes",
     "fitting",
     "viewing",

@@ -27,6 +27,8 @@ _FEW = {"processors": 16}
 _LITTLE_ROOM = {"shared_bytes": 99 << 10}
 _CAUSAL = "keep(y) | operand(q) | lt(k) | keep(c) | recall(y) | masked_fill(c, -1)"
 _COMPARED = {"types": {"q": "int64", "k": "int32"}}
+_ALONE = "keep(y) | operand(q) | sub(k) | mul(3) | keep(d) | abs | add(1) | mul(y) | add(d)"
+_COUNTED = "mul(m) | sum(-1) | keep(s) | operand(m) | sum(-1) | clamp(1) | rdiv(s)"
 # So many tensors that every row reads do not fit on the chip.
 _MANY = f"layernorm(w, b) | {' | '.join(f'add(a{i})' for i in range(9))}"
 _TRAINED = "batch_norm(weight=w, bias=b, training=True)"
@@ -87,6 +89,28 @@ CASES = [
     (f"{_CAUSAL} | softmax(1)", (3, 19, 7, 33), [(3, 19, 7, 33)] * 2, _IN_16 | _COMPARED, "column"),
     (f"{_CAUSAL} | mul(q) | sum(0)", (70, 96), [(70, 96), (96,)], _COMPARED, ""),
     (f"{_CAUSAL} | max_pool2d(2)", (2, 8, 6, 16), [(6, 16), (8, 6, 16)], _COMPARED, ""),
+    # Integers that are computed with: element by element, of narrow types too, in rows and columns.
+    (_ALONE, (67, 33), [(67, 33), (67, 1)], _COMPARED, ""),
+    (_ALONE, (67, 33), [(33,), (67, 33)], {"types": {"q": "uint8", "k": "int8"}}, ""),
+    (f"{_ALONE} | mul(0.001) | softmax(-1)", (37, 64), [(37, 1), (64,)], _COMPARED, "row"),
+    (
+        f"{_ALONE} | layernorm",
+        (9, 1000),
+        [(1000,), (9, 1)],
+        {"types": {"q": "int16", "k": "uint8"}},
+        "row",
+    ),
+    (
+        f"{_ALONE} | mul(0.001) | softmax(1)",
+        (3, 19, 7, 33),
+        [(19, 1, 1), (7, 33)],
+        _IN_16 | _COMPARED,
+        "column",
+    ),
+    (f"{_ALONE} | sum(0)", (70, 96), [(70, 96), (96,)], _COMPARED, ""),
+    (_COUNTED, (9, 1000), [(9, 1000)], {"types": {"m": "int64"}}, "row"),
+    (_COUNTED, (37, 63), [(63,)], {"types": {"m": "bool"}}, "row"),
+    ("keep(y) | gt(0) | sum(1, True) | clamp(1) | rdiv(y)", (3, 19, 7, 33), [], {}, "column"),
     # Where the largest stands, in rows and strided ones.
     ("gelu | argmax(-1)", (37, 63), [], {}, "row"),
     ("argmin(1)", (9, 1000), [], _IN_16, "row"),

@@ -1,5 +1,6 @@
 """Tensors of integers in a chain: pictures, quantised weights, masks that are numbers."""
 
+import inspect
 import operator
 
 import pytest
@@ -177,23 +178,105 @@ def test_a_function_makes_conditions_of_integers(device):
     torch.testing.assert_close(fusegen.compile(hidden)(x, held), hidden(x, held))
 
 
+# Computed of integers, and of conditions, before they meet what is none.
+ALONE = {
+    "one less": lambda x, m: x + (1 - m) * -1000,
+    "a product": lambda x, m, n: x * (m * n + 2),
+    "a distance": lambda x, m, n: x + (m - n).abs(),
+    "a difference as numbers": lambda x, m, n: (m - n).float() * x,
+    "negated": lambda x, m: x * -m,
+    "bounded": lambda x, m, n: x * m.clamp(1, 3) + n.clamp(max=2),
+    "the larger": lambda x, m, n: x * torch.maximum(m, n) - torch.minimum(m, n),
+    "rectified": lambda x, m: x * torch.nn.functional.relu(m - 2),
+    "squared": lambda x, m, n: x * torch.square(m - n),
+    "chosen": lambda x, m, n: x * torch.where(m > n, m, n * 2),
+    "masked": lambda x, m, n: x * m.masked_fill(n > 2, 5),
+    "sums compared": lambda x, m, n: x.masked_fill(m + n > 4, 0.0) * (m + 1 == n),
+    "a mean": lambda x, m: (x * m).sum(-1) / m.sum(-1).clamp(min=1),
+    "added up": lambda x, m, n: x * (m * n).sum(-1, keepdim=True) - n.sum(),
+    "a type's smallest": lambda x, m, n: x + (m - m - 100) * (n - n + 2),
+    "beside floats": lambda x, m, n: x + (1.0 - m) * -1000.0 + n * 2.0,
+    "floats and a bound": lambda x, m, n: x * m.clamp(min=2.0) + torch.where(n > 1, n, 1.0),
+    "counted": lambda x: x / (x > 0).sum(-1, keepdim=True).clamp(min=1),
+    "where it holds": lambda x, m: (x * (m > 1)).sum(-1) / (m > 1).sum(-1).clamp(min=1e-6),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("whole", INTEGERS)
+@pytest.mark.parametrize("name", ALONE)
+def test_what_is_computed_of_integers_alone_is_eagers(name, whole, dtype, device):
+    function, kind = ALONE[name], getattr(torch, whole)
+    fused = fusegen.compile(function)
+    for shape in ((6, 40), (3, 5, 17)):
+        x = torch.randn(shape, dtype=dtype, device=device, requires_grad=True)
+        count = len(inspect.signature(function).parameters) - 1
+        others = [torch.randint(0, 5, shape, dtype=kind, device=device) for _ in range(count)]
+        got, wanted = fused(x, *others), function(x, *others)
+        assert got.dtype == wanted.dtype
+        exact = function(x.detach().double(), *others)
+        close = 16 * torch.finfo(dtype).eps * exact.abs().max()
+        assert ((got - exact).abs().max() <= close).item()
+        (ours,), (eagers,) = (torch.autograd.grad(y.sum(), x) for y in (got, wanted))
+        torch.testing.assert_close(ours, eagers, rtol=0.05, atol=0.05)
+
+
+def test_no_digit_of_large_integers_is_lost(device):
+    m = torch.tensor([2**53 + 1, -(2**60) + 3, 2**24 + 1], device=device)
+    n = torch.tensor([2**53, -(2**60), 2**24], device=device)
+    x = torch.ones(3, device=device)
+    fused = fusegen.compile("keep(y) | operand(m) | sub(n) | mul(3) | mul(y)")
+    assert fused(x, m, n).tolist() == [3.0, 9.0, 3.0]
+
+
+@pytest.mark.parametrize("whole", INTEGERS)
+def test_integers_wrap_where_their_type_ends(whole, device):
+    kind = getattr(torch, whole)
+    limits = torch.iinfo(kind)
+    m = torch.tensor([limits.min, limits.max, 1, 0], dtype=kind, device=device)
+    x = torch.ones(4, dtype=torch.float64, device=device)
+    for function in (lambda x, m: x + (m + 1), lambda x, m: x - m * 3, lambda x, m: x * (-m)):
+        if whole != "int64":  # where C has no such promise
+            assert torch.equal(fusegen.compile(function)(x, m), function(x, m))
+    absolute = fusegen.compile(lambda x, m: x + m.abs())
+    if whole != "int64":
+        assert torch.equal(absolute(x, m), x + m.abs())
+
+
+@pytest.mark.parametrize("whole", ["uint8", "int64"])
+def test_a_picture_meets_floats_and_integers_as_in_eager(whole, device):
+    x = torch.randint(0, 200, (2, 3, 8, 9), dtype=getattr(torch, whole), device=device)
+    for function in (
+        lambda x: x * 2.0 - 1.0,
+        lambda x: (x * 2 + 1) / 3,
+        lambda x: (x - 100).float(),
+        lambda x: x / 255.0 * 2 - 1,
+        lambda x: torch.add(x, 1.0),
+    ):
+        got, wanted = fusegen.compile(function)(x), function(x)
+        assert got.dtype == wanted.dtype
+        torch.testing.assert_close(got, wanted)
+
+
 REFUSED = {
-    "computed alone": ("mul(2)", torch.int32, {}, "nothing is computed of integers alone"),
-    "added up": ("sum(1)", torch.int64, {}, "nothing is computed of integers alone"),
+    "computed alone": ("mul(2)", torch.int32, {}, "a result has integers of int32"),
+    "added up": ("sum(1)", torch.int64, {}, "a result has integers of int64"),
+    "averaged": ("mean(1)", torch.int64, {}, "nothing is computed of integers alone"),
+    "to a power": ("pow(2)", torch.int64, {}, "nothing is computed of integers alone"),
     "the largest": ("amax(1)", torch.int64, {}, "nothing is computed of integers alone"),
     "where it is": ("argmax(1)", torch.int64, {}, "nothing is computed of integers alone"),
     "normalised": ("layernorm", torch.uint8, {}, "nothing is computed of integers alone"),
-    "one with another": ("add(n)", torch.int8, {"n": torch.int8}, "of integers alone"),
+    "one with another": ("add(n)", torch.int8, {"n": torch.int8}, "a result has integers of int8"),
     "compared with conditions": ("eq(n)", torch.int8, {"n": torch.bool}, "compared with tensors"),
     "bounded": ("minimum(2.5)", torch.int64, {}, "nothing is computed of integers alone"),
     "in an activation": ("leaky_relu(0.1)", torch.uint8, {}, "nothing is computed of integers"),
-    "as they are": ("flatten(1)", torch.int64, {}, "a result has the integers of int64"),
-    "pooled": ("max_pool1d(2)", torch.int64, {}, "a result has the integers of int64"),
+    "as they are": ("flatten(1)", torch.int64, {}, "a result has integers of int64"),
+    "pooled": ("max_pool1d(2)", torch.int64, {}, "a result has integers of int64"),
     "given": (
         "unsqueeze(0) | give(z) | div(2)",
         torch.int64,
         {},
-        "a result has the integers of int64",
+        "a result has integers of int64",
     ),
     "out of range": ("eq(200)", torch.int8, {}, "with a number that their type has"),
     "compared with much": ("lt(16777216)", torch.int64, {}, "that their type has, below 2..24"),

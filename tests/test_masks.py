@@ -199,9 +199,9 @@ def test_a_condition_passes_a_cut(case, device):
 
 
 @pytest.mark.parametrize(
-    "pool", ["max_pool2d(2)", "avg_pool2d(2)", "adaptive_avg_pool2d(1)", "sum"]
+    "pool", ["max_pool2d(2)", "avg_pool2d(2)", "adaptive_avg_pool2d(1)", "amax", "mean"]
 )
-def test_conditions_are_neither_pooled_nor_added_up(pool, device):
+def test_conditions_are_neither_pooled_nor_averaged(pool, device):
     fused = fusegen.compile(f"gt(0) | {pool}")
     with pytest.raises(ArgumentError, match=r"got conditions .*where\(1, 0\)"):
         fused(torch.randn(X, device=device))

@@ -395,7 +395,7 @@ def test_the_backward_of_chain_a_is_as_short_as_by_hand() -> None:
 
 def test_the_backward_of_layernorm_has_two_sums_a_row_and_one_for_each_parameter() -> None:
     g, weight, bias = Y, ROW, ir.tensor("bias", {-1}, 3)
-    mean, variance = ir.reduce_mean(X, {-1}), ir.reduce_variance(X, {-1})
+    mean, variance = ir.reduce("mean", {-1}, X), ir.reduce("variance", {-1}, X)
     inverse = primitive("rsqrt", variance + 1e-5)
     total = vjp([(X - mean) * inverse * weight + bias], [g], [X, weight, bias])
     dx, dweight, dbias = short(total[X], total[weight], total[bias])
@@ -426,7 +426,7 @@ def test_the_backward_of_pooling_reads_winners_only() -> None:
     x = ir.tensor("x", {-3, -2, -1, 1, 2}, 3)
     slope, column = ir.tensor("slope", {-3}, 3), ir.tensor("column", {-1, 1}, 3)
     value = where(x > 0, x, x * 0.2) * slope + column
-    (through,), index, picked = winners([ir.reduce_max(value, window)])
+    (through,), index, picked = winners([ir.reduce("max", window, value)])
     assert index is reduce("argmax", window, value)
     assert picked == (reduce("pick", window, x, index), reduce("pick", window, column, index))
     winner = ir.tensor("winner", index.extent, 3, "index")

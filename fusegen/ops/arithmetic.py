@@ -74,7 +74,9 @@ def _bounds_problem(min: float | None, max: float | None) -> str | None:
 def clamp(x: Expr, min: float | None = None, max: float | None = None) -> Expr:
     """x, at least min and at most max; both bounds let the gradient through, a NaN does not."""
     # NaN is written as a constant: it passes, as in torch, and has no gradient, as in torch.
-    result = primitive("where", primitive("eq", x, x), x, math.nan)
+    result = x
+    if x.kind != "whole":
+        result = primitive("where", primitive("eq", x, x), x, math.nan)
     if max is not None:
         result = primitive("where", x > max, max, result)
     if min is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fusegen.ir import Expr, count, primitive, reduce_mean, reduce_sum, reduce_variance
+from fusegen.ir import Expr, count, primitive, reduce, reduce_sum
 from fusegen.ops.eager import function_of
 from fusegen.ops.reduction import norm_along
 from fusegen.ops.registry import op
@@ -77,8 +77,8 @@ def _trailing_axes(
 
 
 def _standardised(x: Expr, axes: tuple[int, ...], eps: float) -> Expr:
-    centred = x - reduce_mean(x, axes)
-    return centred * primitive("rsqrt", reduce_variance(x, axes) + eps)
+    centred = x - reduce("mean", axes, x)
+    return centred * primitive("rsqrt", reduce("variance", axes, x) + eps)
 
 
 def _scaled(x: Expr, weight: Expr | None, bias: Expr | None) -> Expr:
@@ -125,7 +125,7 @@ def rms_norm(
     """
     axes = _trailing_axes(x, normalized_shape, axis)
     eps = _SINGLE_EPSILON if eps is None else eps
-    return _scaled(x * primitive("rsqrt", reduce_mean(x * x, axes) + eps), weight, None)
+    return _scaled(x * primitive("rsqrt", reduce("mean", axes, x * x) + eps), weight, None)
 
 
 def _eps_problem(p: float, dim: int | tuple[int, ...], eps: float) -> str | None:
@@ -202,17 +202,18 @@ def group_norm(
 
 def _unbiased(x: Expr, axes: tuple[int, ...]) -> Expr:
     number = count(axes)
-    return reduce_variance(x, axes) * (number / (number - 1.0))
+    return reduce("variance", axes, x) * (number / (number - 1.0))
 
 
 def _batch_statistics(x: Expr) -> tuple[Expr, Expr]:
     axes = (x.axes[0], *x.axes[2:])
-    return reduce_mean(x, axes), _unbiased(x, axes)
+    return reduce("mean", axes, x), _unbiased(x, axes)
 
 
 def _instance_statistics(x: Expr) -> tuple[Expr, Expr]:
     inside, batch = x.axes[2:], x.axes[:1]
-    return reduce_mean(reduce_mean(x, inside), batch), reduce_mean(_unbiased(x, inside), batch)
+    mean, variance = reduce("mean", inside, x), _unbiased(x, inside)
+    return reduce("mean", batch, mean), reduce("mean", batch, variance)
 
 
 def _normalised(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fusegen.ir import Expr, primitive, reduce_max, reduce_mean, reduce_sum
+from fusegen.ir import Expr, primitive, reduce, reduce_sum
 from fusegen.ops.registry import op
 from fusegen.windowing import Window, adaptive, covered, sliding, windows
 
@@ -97,7 +97,7 @@ def _mean_windows(
 
 
 def _maximum(x: Expr, axis_count: int) -> Expr:
-    return reduce_max(x, windows(x, x.axes[-axis_count:]))
+    return reduce("max", windows(x, x.axes[-axis_count:]), x)
 
 
 def _average(
@@ -122,7 +122,7 @@ def _average(
 def _adaptive_average(x: Expr, output_size: _Parts, axis_count: int) -> Expr:
     axes = x.axes[-axis_count:]
     if set(_each(output_size, axis_count)) == {1}:
-        return reduce_mean(x, axes)
+        return reduce("mean", axes, x)
     return reduce_sum(x, windows(x, axes)) / covered(x, axes)
 
 

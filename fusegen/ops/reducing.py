@@ -16,17 +16,17 @@ def reduce_sum(x: Expr, axes: int | Iterable[int]) -> Expr:
 
 def reduce_mean(x: Expr, axes: int | Iterable[int]) -> Expr:
     """The mean of x along axes, as for reduce_sum."""
-    return ir.reduce_mean(x, _checked("reduce_mean", x, axes))
+    return ir.reduce("mean", _checked("reduce_mean", x, axes), x)
 
 
 def reduce_variance(x: Expr, axes: int | Iterable[int]) -> Expr:
     """The variance of x along axes, divided by their number, as for reduce_sum."""
-    return ir.reduce_variance(x, _checked("reduce_variance", x, axes))
+    return ir.reduce("variance", _checked("reduce_variance", x, axes), x)
 
 
 def reduce_max(x: Expr, axes: int | Iterable[int]) -> Expr:
     """The largest of x along axes, as for reduce_sum; the first that is has the gradient."""
-    return ir.reduce_max(x, _checked("reduce_max", x, axes))
+    return ir.reduce("max", _checked("reduce_max", x, axes), x)
 
 
 def class_axis(rank: int, attributes: Mapping[str, object] | None = None) -> int:

@@ -12,9 +12,7 @@ from fusegen.ir import (
     count,
     primitive,
     reduce,
-    reduce_mean,
     reduce_sum,
-    reduce_variance,
 )
 from fusegen.ops.eager import function_of
 from fusegen.ops.registry import op
@@ -53,7 +51,7 @@ def sum(x: Expr, dim: Dim = None, keepdim: bool = False) -> Expr:
 @op(reference=_torch("mean"), samples=_DIMS, shaping="reduce", equal="torch.mean")
 def mean(x: Expr, dim: Dim = None, keepdim: bool = False) -> Expr:
     """The mean along dim, all axes where it is left out."""
-    return reduce_mean(x, axes_of(x, dim))
+    return reduce("mean", axes_of(x, dim), x)
 
 
 @op(reference=_torch("var"), samples=_SPREADS, shaping="reduce", equal="torch.var")
@@ -63,7 +61,7 @@ def var(x: Expr, dim: Dim = None, *, correction: float = 1.0, keepdim: bool = Fa
 
 
 def _variance(x: Expr, axes: tuple[int, ...], correction: float) -> Expr:
-    variance = reduce_variance(x, axes)
+    variance = reduce("variance", axes, x)
     if not correction:
         return variance
     number = count(axes)
