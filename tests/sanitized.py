@@ -22,6 +22,10 @@ _GATE = (
     "unflatten(-1, (2, -1)) | keep(y) | select(-2, 0) | silu | keep(a) | recall(y)"
     " | select(-2, 1) | mul(a)"
 )
+_DISTANCE = (
+    "keep(y) | operand(whole_q) | sub(whole_k) | mul(3) | keep(d) | abs | add(1) | mul(y)"
+    " | add(d) | mul(0.1)"
+)
 # chain, the shape of x, the operands' shapes
 FAMILIES = [
     ("leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu", (3, 5, 7, 9), [(5,)]),
@@ -290,6 +294,22 @@ WHOLE = [
     # Rows turn by turn.
     ("cross_entropy(t, weight)", (300, 8195), [(300,), (8195,)]),
     ("add(b) | logsumexp(-1)", (1600, 9000), [(9000,)]),
+    # Integers that are computed with: element by element, in rows and columns; and added up.
+    (f"{_DISTANCE} | gelu", (67, 33), [(67, 33), (67, 1)]),
+    (f"{_DISTANCE} | softmax(-1)", (37, 64), [(37, 1), (64,)]),
+    (f"{_DISTANCE} | layernorm", (9, 1000), [(1000,), (9, 1)]),
+    (f"{_DISTANCE} | softmax(1)", (3, 19, 7, 33), [(19, 1, 1), (7, 33)]),
+    (f"{_DISTANCE} | sum(0)", (70, 96), [(70, 96), (96,)]),
+    (
+        "mul(whole_m) | sum(-1) | keep(s) | operand(whole_m) | abs | sum(-1) | clamp(1) | rdiv(s)",
+        (9, 1000),
+        [(9, 1000)],
+    ),
+    ("keep(y) | gt(0) | sum(1, True) | clamp(1) | rdiv(y)", (3, 19, 7, 33), []),
+    # What places name along an axis, of rows and of strided ones.
+    ("log_softmax(-1) | gather(-1, t)", (37, 130), [(37,)]),
+    ("gather(1, t)", (3, 19, 7, 33), [(3, 7, 33)]),
+    ("log_softmax(-1) | gather(-1, t)", (7, 20001), [(7,)]),
 ]
 
 
