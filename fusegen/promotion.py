@@ -98,7 +98,8 @@ def _kind(node: Expr, args: list[Kind]) -> Kind:
     if node.op == "detach" or (node.op == "reduce" and node.attrs[0] == "pick"):
         return args[0]
     if node.op == "reduce":
-        if node.attrs[0] == "sum" and args[0].dtype in (*INTEGERS, "bool"):
+        is_given = node.args[0].op == "input"  # and nothing that a norm, say, makes of it
+        if node.attrs[0] == "sum" and is_given and args[0].dtype in (*INTEGERS, "bool"):
             return Kind(WHOLE, has_axes)
         _promoted(args)  # nothing else of integers alone
         return Kind(WHOLE, has_axes) if node.kind == "index" else args[0]
@@ -278,7 +279,7 @@ def result_type(
             found = _result_type(step, before, operands, "number")
         except ArgumentError:
             found = None
-        if found is None or not (found.is_sum or found.dtype in FLOATING):
+        if found is None or not (found.is_sum or (meets and found.dtype in FLOATING)):
             raise
         return found._replace(counts=True)
 
@@ -289,7 +290,6 @@ def _result_type(
     operands: Mapping[str, tuple[Shape, str]],
     kind_of_x: ir.Kind,
 ) -> Typed:
-
     assert step.definition is not None
     kinds: dict[Expr, Kind] = {}
     # A body sees two axes in the place of one, or one more.
@@ -328,6 +328,9 @@ def _result_type(
         dtype = type_of(root, kinds)
     except ArgumentError as error:
         raise ArgumentError(f"{step.text}: {error}") from error
-    is_sum = any(n.op == "reduce" and n.attrs[0] == "sum" for n in ir.topological([root]))
+    is_sum = root.op == "reduce" and root.attrs[0] == "sum" and root.args == (x,)
+    is_counting = before[1] == "bool" and kind_of_x == "number" and not is_sum
+    if is_counting and any(n.op == "reduce" for n in ir.topological([root])):
+        raise ArgumentError(f"{step.text}: conditions are added up along axes, and nothing else")
     is_final = root.kind == "index" or root.op in ir.QUANTISING_CASTS
     return Typed(dtype, is_final, is_sum and dtype == WHOLE)

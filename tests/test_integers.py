@@ -261,6 +261,7 @@ def test_a_picture_meets_floats_and_integers_as_in_eager(whole, device):
 REFUSED = {
     "computed alone": ("mul(2)", torch.int32, {}, "a result has integers of int32"),
     "added up": ("sum(1)", torch.int64, {}, "a result has integers of int64"),
+    "measured": ("norm(1, 1)", torch.int64, {}, "nothing is computed of integers alone"),
     "averaged": ("mean(1)", torch.int64, {}, "nothing is computed of integers alone"),
     "to a power": ("pow(2)", torch.int64, {}, "nothing is computed of integers alone"),
     "the largest": ("amax(1)", torch.int64, {}, "nothing is computed of integers alone"),
