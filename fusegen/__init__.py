@@ -100,8 +100,7 @@ def compile(source: str | Chain | Op | Callable[..., Any]) -> "Fused | Specialis
     try:
         if isfunction(source):
             found = Answers().noting(lambda: traced(source))
-            fused = Fused(found.alone())
-            fused._loose = found.loose
+            fused = Fused(found.alone(), found.loose)
         else:
             fused = Fused(Answers().noting(lambda: chain(source)))
     except NotKnownYet as error:

@@ -19,7 +19,7 @@ from fusegen.errors import ArgumentError, EmptyReductionError, OtherAxesError
 from fusegen.ir import Expr
 from fusegen.joining import ways, with_anew
 from fusegen.modules import target_of
-from fusegen.ops import Chain
+from fusegen.ops import Chain, lookup
 from fusegen.plan import remember
 from fusegen.reference import run_eagerly
 from fusegen.runtime import Fused
@@ -139,6 +139,24 @@ class _Call:
         view = View(name, method, args)
         return tracing.hold(view.taken(self._tensor(name)), f"{name}_part", view)
 
+    def aligned(self, value: Expr) -> Expr:
+        """What stands for a tensor; where that has the input's first axes, or is one wide there,
+        for it along those: as a view with new axes behind its own, which are dropped again.
+        """
+        shape, own = self._given[self._input].shape, self._tensor(ir.name_of(value)).shape
+        beyond = len(shape) - len(own)
+        are_first = all(n in (1, m) for n, m in zip(own, shape, strict=False))
+        if beyond < 1 or not are_first or all(n == 1 for n in own):
+            return value
+        found = self.view(value, "__getitem__", (..., *[None] * beyond))
+        tracing = current()
+        assert found is not None
+        assert tracing is not None
+        tracing.aligned.add(ir.name_of(found))
+        for _ in range(beyond):
+            found = lookup("squeeze")(found, -1)
+        return found
+
     def of(self, value: Expr) -> Told:
         """The value's sizes, type and device."""
         if value.op == "input":
@@ -150,8 +168,8 @@ class _Call:
 
     def require_floats(self, loose: Container[str]) -> None:
         """Raise ArgumentError where what has to be numbers for a chain is integers."""
-        tensors = {"x": self._given[self._input], **self._own, **self._given}
-        require_floats({n: t for n, t in tensors.items() if n in loose})
+        x, others = self._given[self._input], {**self._own, **self._given}
+        require_floats(loose, [*others], [x, *others.values()])
 
     def require_fit(self, chosen: Chosen) -> None:
         """Raise what a call would, where the chain does not take the tensors."""
@@ -206,13 +224,13 @@ class _Making(TorchFunctionMode):
 
 
 def chosen_of(
-    found: Traced, whose: Container[str], compile: Callable[[Chain], Fused] = Fused
+    found: Traced, whose: Container[str], compile: Callable[..., Fused] = Fused
 ) -> Chosen:
     """What is traced, compiled: of the tensors that it holds those are made that are nobody's."""
     made = {n: t for n, t in found.held.items() if n not in whose and n not in found.views}
     rest = tuple((main, compile(chain)) for main, chain in found.rest)
     parts = (found.views, found.wanted, found.order, rest, found.main, found.drawn)
-    return Chosen(compile(found.chain), made, *parts)
+    return Chosen(compile(found.chain, found.loose), made, *parts)
 
 
 class Answers:
@@ -278,7 +296,8 @@ class Answers:
                 problems.append(error)
         raise next((p for p in problems if isinstance(p, ArgumentError)), problems[-1])
 
-    def _compiled(self, chain: Chain) -> Fused:
+    def _compiled(self, chain: Chain, loose: object = None) -> Fused:
+        """The chain, compiled once; what is loose was found not to be integers."""
         if chain not in self._fused:
             remember(self._fused, chain, Fused(chain))
         return self._fused[chain]

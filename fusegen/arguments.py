@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -238,10 +238,16 @@ def sizes_of(what: str, given: Sequence[int]) -> tuple[int, ...]:
     return found
 
 
-def require_floats(tensors: Mapping[str, Tensor]) -> None:
-    """Raise ArgumentError for integers among tensors, by name, that meet written floats."""
-    for name, tensor in tensors.items():
-        if not tensor.dtype.is_floating_point and tensor.dtype is not torch.bool:
+def require_floats(
+    loose: Container[str], operands: Sequence[str], tensors: Sequence[Tensor]
+) -> None:
+    """Raise ArgumentError for integers among x and the operands, of those that meet written floats
+    and are not followed by their types.
+    """
+    for name, tensor in zip(("x", *operands), tensors, strict=True):
+        if name not in loose or not isinstance(tensor, Tensor):
+            continue
+        if not (tensor.dtype.is_floating_point or tensor.dtype is torch.bool):
             raise ArgumentError(
                 f"argument {name!r} has integers, which meet a float such as 1.0 in the function; "
                 f"write 1, or convert them first, for example {name}.float()"

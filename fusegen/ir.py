@@ -196,7 +196,7 @@ def _of_wholes(op: str, a: Expr, b: Expr | None = None) -> Expr:
 
 def is_integer(node: Expr) -> bool:
     """Whether it is a written number, and an integer."""
-    return node.op == "const" and node.kind == "number" and node.attrs[0] % 1 == 0  # type: ignore
+    return node.op == "const" and node.kind == "number" and node.attrs[0] % 1 == 0  # type: ignore[operator]
 
 
 def union(args: Iterable[Expr]) -> Extent:

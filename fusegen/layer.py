@@ -110,8 +110,7 @@ class Layer(nn.Module):
         answers = Answers()
         try:
             found = answers.traced(partial(traced, self.module, self._lent, also))
-            chosen = self._by_mode[modes] = chosen_of(found, self._lent)
-            chosen.fused._loose = found.loose
+            self._by_mode[modes] = chosen_of(found, self._lent)
         except NotKnownYet:
             self._by_mode[modes] = answers
         return self._by_mode[modes]

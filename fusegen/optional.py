@@ -7,8 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fusegen.ops import Chain
-from fusegen.trace import trace
+from fusegen.trace import traced
 
 
 class Optionals:
@@ -49,11 +48,12 @@ class Optionals:
         also = self.names.intersection(named)
         return (self.compiled(type(own), also) if also else own), operands, named
 
-    def compiled(self, compile: Callable[[Chain], Any], chosen: frozenset[str]) -> Any:
+    def compiled(self, compile: Callable[..., Any], chosen: frozenset[str]) -> Any:
         """The function compiled for tensors in the place of some of them."""
         assert self.function is not None
         if chosen not in self.found:
-            fused = compile(trace(self.function, given=chosen))
+            found = traced(self.function, given=chosen)
+            fused = compile(found.alone(), found.loose)
             self.found[chosen] = functools.update_wrapper(fused, self.function, updated=())
             fused._input = next(iter(inspect.signature(self.function).parameters))
         return self.found[chosen]

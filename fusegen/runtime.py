@@ -66,8 +66,9 @@ class Fused:
     built before the first call.
     """
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: Chain, loose: frozenset[str] = frozenset()) -> None:
         self.chain = chain
+        self._loose = loose  # tensors that must not be integers, which the chain would keep
         self._ways = ways(chain)
         self._parts = tuple(tuple(Part(s.chain) for s in way) for way in self._ways)
         self._single = self._parts[0][0] if tuple(map(len, self._parts)) == (1,) else None
@@ -87,7 +88,6 @@ class Fused:
         # What a function is compiled to for tensors that its chain does not take, and which are.
         self._instead: Any = None
         self._refused: set[Any] = set()
-        self._loose: frozenset[str] = frozenset()  # what must not be integers
         self._generator = build_key(generator())
 
     def __call__(
@@ -131,9 +131,7 @@ class Fused:
         if self._updates:
             refuse_learning(self.chain, operands)
         try:
-            if self._loose:
-                named = dict(zip(("x", *self._given), (x, *given), strict=True))
-                require_floats({n: t for n, t in named.items() if n in self._loose})
+            require_floats(self._loose, self._given, (x, *given))
             return self._run(x, operands, out, is_plain=is_plain)
         except (ArgumentError, UnsupportedError) as error:
             if self._instead is None:
@@ -187,8 +185,11 @@ class Fused:
         """The call as one operator: dynamo reads this instead of running it, torch.fx runs it."""
         if named or len(operands) != len(self._given):
             operands = self._by_name(operands, named)
+        if isinstance(x, Expr) and self._loose and hasattr(self, "__wrapped__"):
+            return self.__wrapped__(x, *operands)  # where its floats meet what may be integers
         if isinstance(x, Expr):  # in a function that is traced itself
             return applied(self.chain, x, dict(zip(self._given, operands, strict=True)))
+        require_floats(self._loose, self._given, (x, *operands))
         if self._updates or out is not None:
             results = torch.ops.fusegen.call_(x, operands, self._name, self._generator, out)
         else:
@@ -275,7 +276,7 @@ class Fused:
                 chain = under_autocast(self.chain, x_kind, given, device, narrow)
             except EmptyReductionError:
                 return None  # nothing is computed
-            self._autocast[key] = self if chain == self.chain else Fused(chain)
+            self._autocast[key] = self if chain == self.chain else Fused(chain, self._loose)
         found = self._autocast[key]
         return None if found is self else found
 
@@ -374,7 +375,7 @@ class Fused:
         return f"fusegen.compile({self.chain.text!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fused, (self.chain,)
+        return Fused, (self.chain, self._loose)
 
     def __deepcopy__(self, memo: object) -> Fused:
         return self  # it holds no state but caches

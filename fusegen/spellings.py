@@ -13,6 +13,7 @@ from fusegen.asked import ASKED
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import lookup
+from fusegen.ops.cast import QUANTISED
 from fusegen.ops.schema import show_value
 from fusegen.parting import chunk, narrowed, split, unbound
 from fusegen.shaping import seen_in
@@ -245,9 +246,29 @@ def cast(x: Expr, dtype: object) -> Expr:
     """x in a type, or in that of another value; of bool, whether it is not 0."""
     if isinstance(dtype, TypeOf | Expr):
         return lookup("type_as")(x, dtype.value if isinstance(dtype, TypeOf) else dtype)
-    if str(dtype).removeprefix("torch.") == "bool":
+    name = str(dtype).removeprefix("torch.")
+    if name == "bool":
         return ir.primitive("ne", x, 0.0)
-    return lookup("to")(x, dtype)
+    return _quantised(x, name) if name in QUANTISED else lookup("to")(x, dtype)
+
+
+def _quantised(x: Expr, dtype: str) -> Expr:
+    """x in a quantised type, where that holds it for sure: torch's own conversion of anything else
+    differs from device to device.
+    """
+    bounded = x
+    while bounded.op in ("round", "trunc", "floor", "ceil"):
+        (bounded,) = bounded.args
+    told: dict[str, Any] = {}
+    if bounded.op == "call" and bounded.attrs[0] is lookup("clamp"):
+        told = dict(bounded.attrs[2])  # type: ignore[call-overload]
+    below, above, (least, most) = told.get("min"), told.get("max"), QUANTISED[dtype]
+    if below is None or above is None or not least <= below <= above <= most:
+        raise ChainError(
+            f"x.to({dtype}): x may lie beyond what that holds; let it be what clamp gives, as in "
+            f"x.clamp({least:g}, {most:g}).to(torch.{dtype}), or round of that"
+        )
+    return lookup("quantize")(ir.primitive("trunc", x) if dtype == "int8" else x, 1.0, dtype)
 
 
 def _moved(x: Expr, *args: Any, **kwargs: Any) -> Expr:

@@ -14,7 +14,7 @@ from fusegen import ir
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops.eager import is_tensor
-from fusegen.unsaid import NotKnownYet, current_call
+from fusegen.unsaid import NotKnownYet, aligned, current_call
 
 # What shares its memory with what it is made of.
 _VIEWS = ("squeeze", "unsqueeze", "flatten", "unflatten", "reshape", "select", "detach")
@@ -91,6 +91,7 @@ class Tracing:
     asked: list[str] = field(default_factory=list)  # what it wanted to know of values
     # Tensors that meet a written float such as 1.0, which of integers makes other than 1 does.
     loose: set[str] = field(default_factory=set)
+    aligned: set[str] = field(default_factory=set)  # views that lie along the first one's axes
 
     def check(self, results: Sequence[Expr]) -> None:
         """Raise ChainError where what was overwritten is used elsewhere."""
@@ -194,7 +195,7 @@ def known(value: Any, where: str) -> Any:
             raise NotKnownYet(f"{where}: got a tensor that the function makes; {_MADE}")
         tracing.used.append((value, value._version))
         number = call.moved(value) if value.dim() == 0 else value
-        tracing.by_id[id(value)] = tracing.hold(number, "constant")
+        tracing.by_id[id(value)] = aligned(tracing.hold(number, "constant"))
         return tracing.by_id[id(value)]
     raise ChainError(
         f"{where}: got a {type(value).__name__}, wanted an expression or a number; give the "

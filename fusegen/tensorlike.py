@@ -250,11 +250,25 @@ def _overwriting(
     return found
 
 
+# What torch makes of conditions alone by an operator.
+_OF_CONDITIONS = {"mul": "logical_and", "add": "logical_or"}
+
+
+def _are_conditions(*values: Expr) -> bool:
+    """Whether the call says that of all."""
+    call = current_call()
+    if call is None or not tells_all():
+        return False
+    return all(str(call.of(value).dtype) == "torch.bool" for value in values)
+
+
 def _with_tensors(op: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr, Any], Expr]:
     def found(x: Expr, other: Any) -> Expr:
         other = known(with_numbers(other), op)
         if type(other) is float:
             x = _beside(other, x)
+        if op in _OF_CONDITIONS and isinstance(other, Expr) and _are_conditions(x, other):
+            return ir.primitive(_OF_CONDITIONS[op], x, other)
         return method(known(x, op), other)
 
     return found

@@ -28,7 +28,7 @@ from fusegen.ops.schema import show_value
 from fusegen.parameters import operand_of, parameters_of
 from fusegen.standing import View, known, stand_in, standing_for
 from fusegen.tensorlike import be_like_tensors
-from fusegen.unsaid import NotKnownYet, current_call
+from fusegen.unsaid import NotKnownYet, aligned, current_call
 
 be_like_tensors()
 
@@ -122,6 +122,7 @@ def traced(
     x, tensors = stand_in(input_name), {p: stand_in(operand_of(p)) for p in parameters}
     with standing_for(held or {}, x, {input_name, *placements}) as tracing:
         try:
+            tensors = {name: aligned(tensor) for name, tensor in tensors.items()}
             result: object = function(x, **tensors)
             if isinstance(result, tuple):
                 result = tuple([known(each, name) for each in result])
@@ -155,7 +156,7 @@ def traced(
     arranged: list[Expr] = []
     parts = [tracing.others[n] for n, view in tracing.views.items() if view.of == input_name]
     for main, mine in _by_input(name, (x, *parts), computed):
-        chain, found = _arranged(name, main, others, mine)
+        chain, found = _arranged(name, main, others, mine, tracing.aligned)
         taken = tuple(operand for operand in others if operand in chain.given)
         chains.append((ir.name_of(main), takes(*taken) | chain if taken else chain))
         arranged += found
@@ -194,13 +195,17 @@ def _by_input(
 
 
 def _arranged(
-    name: str, x: Expr, placements: Mapping[str, Placement | None], computed: tuple[Expr, ...]
+    name: str,
+    x: Expr,
+    placements: Mapping[str, Placement | None],
+    computed: tuple[Expr, ...],
+    aligned: Container[str],
 ) -> tuple[Chain, tuple[Expr, ...]]:
     """The chain to some results, and these in the order in which it gives them."""
     problem: ChainError | None = None
     for arranged in itertools.islice(itertools.permutations(computed), 24):
         try:
-            return _Line(name, x, placements).through(arranged), arranged
+            return _Line(name, x, placements, aligned).through(arranged), arranged
         except OrderError as error:
             problem = problem or error
     assert problem is not None
@@ -219,8 +224,14 @@ def chain_to(value: Expr, x: Expr, operands: Sequence[str]) -> Chain:
 class _Line:
     """Lays a traced graph out as steps."""
 
-    def __init__(self, name: str, x: Expr, placements: Mapping[str, Placement | None]) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        x: Expr,
+        placements: Mapping[str, Placement | None],
+        aligned: Container[str] = (),
+    ) -> None:
+        self.name, self.aligned = name, aligned
         self.x = x
         self.placements = placements
         self.kept: dict[Expr, str] = {}
@@ -256,6 +267,8 @@ class _Line:
                     self.kept.setdefault(arg, self._unused_name())
             if node in self.given:
                 self.kept.setdefault(node, self._unused_name())
+            if node.args[place].op == "input" and ir.name_of(node.args[place]) in self.aligned:
+                self.kept.setdefault(self.x, self._unused_name())
             plan.append((node, place, node.args[place] is running))
             running = node
         return self._written(plan)
@@ -266,17 +279,19 @@ class _Line:
             steps.append(Step("keep", names=(self.kept[self.x],)))
         for node, place, follows in plan:
             if not follows:
-                steps.append(self._taking_up(node.args[place]))
+                steps += self._taking_up(node.args[place], is_past_x=node is not plan[0][0])
             steps.append(self._call(node) if node.op == "call" else self._primitive(node, place))
             if node in self.kept:
                 op = "give" if node in self.given else "keep"
                 steps.append(Step(op, names=(self.kept[node],)))
         return Chain(tuple(steps))
 
-    def _taking_up(self, value: Expr) -> Step:
-        """The step that goes on with a value that was kept, or with an operand."""
+    def _taking_up(self, value: Expr, *, is_past_x: bool) -> list[Step]:
+        """The step that goes on with a value that was kept, or with an operand: behind x, if that
+        lies along its axes.
+        """
         if value in self.kept:
-            return Step("recall", names=(self.kept[value],))
+            return [Step("recall", names=(self.kept[value],))]
         name = ir.name_of(value)
         if self.placements.get(name) == "channel":
             raise ChainError(
@@ -284,7 +299,9 @@ class _Line:
                 "alone; annotate it as Expr and pass it in a shape that broadcasts, such as "
                 "(C, 1, 1)"
             )
-        return operand(name).written[0]
+        is_behind_x = name in self.aligned and is_past_x
+        before = [Step("recall", names=(self.kept[self.x],))] if is_behind_x else []
+        return [*before, operand(name).written[0]]
 
     def _live(self, results: Sequence[Expr]) -> tuple[set[Expr], set[Expr]]:
         """What is computed, and x; and of that what depends on x."""

@@ -94,6 +94,11 @@ class Call(Protocol):
         is computed, and of the first tensor if it is not the last resort.
         """
 
+    def aligned(self, value: Expr) -> Expr:
+        """What stands for a tensor; where that has the first one's first axes, or is one wide, for
+        it along those.
+        """
+
     def moved(self, tensor: Any) -> Any:
         """The tensor on the device of what it gives."""
 
@@ -104,6 +109,7 @@ class Telling(IntEnum):
     AS_ASKED = 0  # what chains cannot do without, so that they are the same for many calls
     AT_ONCE = 1  # sizes and types are the call's own from the beginning
     ALL = 2  # and the types of what operators meet; what is a view of an operand, the call takes
+    ALIGNED = 3  # and that a tensor of the first one's first axes lies along those
 
 
 _call: ContextVar[tuple[Call | None, Telling]] = ContextVar("_call", default=(None, Telling(0)))
@@ -130,8 +136,14 @@ def tells_at_once() -> bool:
 
 
 def tells_all() -> bool:
-    """Whether the call tells all that it can."""
-    return _call.get()[1] == Telling.ALL
+    """Whether the call tells the types of all that operators meet."""
+    return _call.get()[1] >= Telling.ALL
+
+
+def aligned(value: Expr) -> Expr:
+    """What stands for a tensor, along the axes of the first one that the call says it has."""
+    call, telling = _call.get()
+    return value if call is None or telling < Telling.ALIGNED else call.aligned(value)
 
 
 def told_of(value: Expr, reason: str) -> Told:

@@ -87,6 +87,7 @@ def _rounded(dtype: str) -> Callable[[Array], Array]:
     return lambda x: np.asarray(torch.from_numpy(np.array(x)).to(kind).double())
 
 
+NUMPY |= {op: lambda a, t=t: a.astype(np.int64).astype(t) for op, t in ir.WRAPS.items()}
 NUMPY |= {op: _rounded(t) for op, t in {**ir.CASTS, **ir.QUANTISING_CASTS}.items()}
 
 

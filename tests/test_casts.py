@@ -317,3 +317,22 @@ def test_a_step_behind_quantising_is_told(text, message, device):
 def test_a_wrong_scale_or_type_is_told(text, message):
     with pytest.raises(ChainError, match=message):
         fusegen.chain(text)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, s: torch.clamp(torch.round(x / s), -128, 127).to(torch.int8),
+        lambda x, s: (x * s).clamp(-100, 100).to(dtype=torch.int8),
+        lambda x, s: (x * s).clamp(-100, 100).round().to(torch.int8),
+        lambda x, s: (x / s).clamp(-448, 448).to(torch.float8_e4m3fn),
+        lambda x, s: (x / s).clamp(-57344, 57344).type(torch.float8_e5m2),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_clamped_becomes_a_quantised_type_as_in_eager(function, dtype, device):
+    x = torch.randn(37, 41, device=device, dtype=dtype) * 60
+    scale = torch.tensor(0.25, device=device, dtype=dtype)  # by which each step is exact in bf16
+    found, wanted = fusegen.compile(function)(x, scale), function(x, scale)
+    assert found.dtype == wanted.dtype
+    assert torch.equal(found.float(), wanted.float())

@@ -322,6 +322,25 @@ def test_what_a_function_draws_is_what_it_draws_alone(function, dtype, device):
             torch.testing.assert_close(ours, eagers, atol=0.02, rtol=0.02)
 
 
+@pytest.mark.gpu
+def test_a_graph_that_is_replayed_draws_anew(gpu):
+    fused, x = fusegen.compile(dropped_paths), torch.ones(512, 4, device=gpu)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(3):
+            fused(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = fused(x)
+    found = []
+    for _ in range(2):
+        graph.replay()
+        torch.cuda.synchronize()
+        found.append(result.clone())
+    assert not torch.equal(*found)
+    assert 300 < (found[0][:, 0] > 0).sum() < 420
+
+
 def test_noise_like_a_value_lies_in_memory_as_it_does(device):
     fused = fusegen.compile(reparametrised)
     x = torch.randn(2, 6, 4, 5, device=device).contiguous(memory_format=torch.channels_last)
@@ -797,3 +816,102 @@ def test_a_module_that_counts_is_refused_and_left_as_it_was():
     with pytest.raises(ChainError, match=r"Counting\.step: forward changes it in each call"):
         Layer(module)
     assert module.step == 0
+
+
+def of_weights(x, m):
+    m = m.type_as(x)
+    return (x * m.unsqueeze(2)).sum(dim=1) / m.sum(dim=1).unsqueeze(1)
+
+
+def within(x, lengths):
+    mask = torch.arange(x.size(1), device=x.device)[None, :] < lengths[:, None]
+    return x * mask.unsqueeze(-1)
+
+
+def of_lengths(x, lengths):
+    places = torch.arange(x.size(1), device=x.device).expand(x.size(0), -1)
+    mask = places < lengths.unsqueeze(1)
+    return (x * mask[..., None]).sum(1) / lengths[:, None].to(x.dtype)
+
+
+def ones_and_lengths(x, lengths):
+    mask = torch.arange(x.size(1), device=x.device)[None, :] < lengths[:, None]
+    return (x * mask.unsqueeze(-1)).sum(1) / lengths.unsqueeze(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", [of_weights, within, of_lengths, ones_and_lengths])
+def test_a_tensor_of_the_first_axes_lies_along_those(function, dtype, device):
+    fused = fusegen.compile(function)
+    for _ in range(2):
+        x = torch.randn(3, 6, 8, device=device, dtype=dtype, requires_grad=True)
+        other = torch.tensor([6, 2, 3], device=device)
+        if function is of_weights:
+            other = torch.rand(3, 6, device=device, dtype=dtype, requires_grad=True)
+        got, wanted = fused(x, other), function(x, other)
+        assert got.dtype == wanted.dtype
+        torch.testing.assert_close(got, wanted, atol=0.03, rtol=0.03)
+        learning = [t for t in (x, other) if t.requires_grad]
+        probe = torch.randn_like(wanted)
+        ours, eagers = (torch.autograd.grad(y, learning, probe) for y in (got, wanted))
+        torch.testing.assert_close(ours, eagers, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.float32])
+def test_masks_of_pairs_are_products_of_masks(kind, device):
+    def paired(x, mask):
+        return x * (mask[:, :, None] * mask[:, None, :])
+
+    def either(x, mask):
+        return x.masked_fill((mask[:, :, None] + mask[:, None, :]) > 0, -1.0)
+
+    x = torch.randn(3, 6, 6, device=device)
+    mask = torch.randint(0, 2, (3, 6), device=device).to(kind)
+    for function in (paired, either):
+        found, wanted = fusegen.compile(function)(x, mask), function(x, mask)
+        assert found.dtype == wanted.dtype
+        torch.testing.assert_close(found, wanted)
+
+
+def kept_off(x, mask):
+    return x + (1.0 - mask) * -1000.0
+
+
+def test_floats_that_meet_integers_are_floats_wherever_the_function_goes(device):
+    x = torch.randn(4, 8, device=device, dtype=torch.bfloat16)
+    mask = torch.randint(0, 2, (4, 8), device=device)
+    wanted, fused = kept_off(x, mask), fusegen.compile(kept_off)
+    assert wanted.dtype == torch.float32
+    around = fusegen.compile(lambda x, mask: fused(x * 2, mask) / 2)
+    asked = fusegen.compile(lambda x, mask: fused(x, mask) * (x.dim() - 1))
+    for found, expected in (
+        (fused(x, mask), wanted),
+        (fused(x, mask > 0), kept_off(x, (mask > 0).float())),
+        (around(x, mask), kept_off(x * 2, mask) / 2),
+        (asked(x, mask), wanted),
+    ):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected)
+    known = pickle.loads(pickle.dumps(fused))
+    with pytest.raises(ArgumentError, match="'mask' has integers, which meet a float"):
+        known(x, mask)
+    floats = mask.to(torch.bfloat16)
+    torch.testing.assert_close(known(x, floats), kept_off(x, floats))
+    compiled = torch.compile(lambda x, mask: fused(x, mask), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, floats), kept_off(x, floats))
+    with pytest.raises(Exception, match="has integers, which meet a float"):
+        compiled(x, mask)
+
+
+class Kept(nn.Module):
+    def forward(self, x, mask=None):
+        return x * 2.0 if mask is None else x + (1.0 - mask) * -1000.0
+
+
+def test_a_layer_of_floats_takes_integers_too(device):
+    layer, x = Layer(Kept()), torch.randn(4, 8, device=device, dtype=torch.bfloat16)
+    mask = torch.randint(0, 2, (4, 8), device=device)
+    for args in ((x, mask), (x,), (x, mask.to(x.dtype)), (mask,)):
+        found, wanted = layer(*args), Kept()(*args)
+        assert found.dtype == wanted.dtype
+        torch.testing.assert_close(found, wanted)

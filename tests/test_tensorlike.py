@@ -540,7 +540,10 @@ def test_mistakes_of_a_call_are_told_with_what_to_do():
         with pytest.raises(ArgumentError, match=message):
             fusegen.compile(function)(*arguments)
     for function, message in (
-        (lambda x: x.to(torch.int8), "got torch.int8"),
+        (lambda x: x.to(torch.int8), r"clamp\(-128, 127\).to\(torch.int8\)"),
+        (lambda x: x.clamp(-200, 100).to(torch.int8), "x may lie beyond what that holds"),
+        (lambda x: x.clamp(max=100).to(torch.float8_e4m3fn), "x may lie beyond what that holds"),
+        (lambda x: x.to(torch.int32), "got torch.int32"),
         (lambda x, y: y * 2, "the result does not depend on the first parameter"),
     ):
         with pytest.raises(ChainError, match=message):

@@ -11,7 +11,7 @@ from fusegen.ops.registry import op
 from fusegen.ops.schema import Typed
 
 # The smallest and the largest finite value.
-_QUANTISED = {
+QUANTISED = {
     "int8": (-128.0, 127.0),
     "float8_e4m3fn": (-448.0, 448.0),
     "float8_e5m2": (-57344.0, 57344.0),
@@ -50,7 +50,7 @@ def type_as(x: Expr, other: Typed) -> Expr:
 
 
 def _quantised(x: Any, scale: Any, dtype: str) -> Any:
-    low, high = _QUANTISED[dtype]
+    low, high = QUANTISED[dtype]
     scaled = x / scale
     if dtype == "int8":
         scaled = scaled.round().nan_to_num(0.0, math.inf, -math.inf)
@@ -79,7 +79,7 @@ def quantize(
     int8 and NaN in the others. scale is a number or a tensor that broadcasts, such as one value a
     channel. There is no gradient: asked for one, a call is refused.
     """
-    low, high = _QUANTISED[dtype]
+    low, high = QUANTISED[dtype]
     scaled = x / scale
     if dtype == "int8":
         whole = primitive("round", scaled)
