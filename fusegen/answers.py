@@ -25,7 +25,7 @@ from fusegen.reference import run_eagerly
 from fusegen.runtime import Fused
 from fusegen.standing import View, current, every, making, stand_in
 from fusegen.trace import Traced, chain_to
-from fusegen.unsaid import Telling, Told, told_by
+from fusegen.unsaid import NotKnownYet, Telling, Told, current_call, told_by
 
 T = TypeVar("T")
 
@@ -246,8 +246,11 @@ class Answers:
     def noting(self, trace: Callable[[], T], drawing: Drawing | None = None) -> T:
         """What is traced, with notes of what is made and drawn meanwhile."""
         drawing = drawing or Drawing()
-        with making(self._made), _Making(self._made, drawing), drawing:
-            return trace()
+        with making(self._made, drawing.refuse_numbers), _Making(self._made, drawing), drawing:
+            found = trace()
+        if drawing.has_drawn and current_call() is None:
+            raise NotKnownYet("the function draws numbers, which each call does")
+        return found
 
     def traced(self, trace: Callable[[], Traced]) -> Traced:
         """The same of what holds tensors, with what has to be drawn of those."""

@@ -247,10 +247,10 @@ def require_floats(
     for name, tensor in zip(("x", *operands), tensors, strict=True):
         if name not in loose or not isinstance(tensor, Tensor):
             continue
-        if not (tensor.dtype.is_floating_point or tensor.dtype is torch.bool):
+        if not tensor.dtype.is_floating_point:
             raise ArgumentError(
-                f"argument {name!r} has integers, which meet a float such as 1.0 in the function; "
-                f"write 1, or convert them first, for example {name}.float()"
+                f"argument {name!r} has {tensor.dtype}, which meets a float such as 1.0 in the "
+                f"function; write 1, or convert them first, for example {name}.float()"
             )
 
 

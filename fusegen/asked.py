@@ -43,13 +43,27 @@ def _new(method: str) -> Callable[..., Any]:
     return found
 
 
+def _is_relaid() -> bool:
+    """Whether code has asked for a value that is contiguous."""
+    tracing = current()
+    return tracing is not None and "x.contiguous" in tracing.asked
+
+
 def _drawn_like(name: str) -> Callable[..., Any]:
     """A tensor of random numbers, of x's shape, type and device, for each call another."""
 
     def found(x: Expr, **kwargs: Any) -> Expr:
         own = told_of(x, f"torch.{name}: x.shape is not known before a call")
-        like = getattr(own, "like", own)
-        drawn = getattr(sys.modules["torch"], name)(like, **{"device": own.device, **kwargs})
+        like: Any = getattr(own, "like", own)
+        torch = sys.modules["torch"]
+        is_usual = torch.empty_like(like, device="meta").is_contiguous()
+        if not is_usual and (x.op != "input" or _is_relaid()):
+            raise ChainError(
+                f"torch.{name}: in which order a value lies in memory is not followed here, but of "
+                f"what is contiguous; draw torch.{name.removesuffix('_like')}(x.shape, "
+                "device=x.device)"
+            )
+        drawn = getattr(torch, name)(like, **{"device": own.device, **kwargs})
         return _held(drawn)
 
     return found
@@ -68,13 +82,22 @@ def _triangle(name: str) -> Callable[..., Any]:
 
 
 def _one_hot(x: Expr, num_classes: int = -1) -> Expr:
-    """Of each class whether it is the one that x says: conditions, where torch has 0 and 1."""
+    """Of each class 1 if it is the one that x says, else 0."""
     own = told_of(x, "torch.one_hot: the axes of what tells classes are not known before a call")
     if num_classes < 0:
         raise ChainError("torch.one_hot: give num_classes, which no call tells")
     torch = sys.modules["torch"]
     numbers = torch.arange(num_classes, device=own.device)
-    return ir.primitive("eq", lookup("unsqueeze")(x, -1), _held(numbers))
+    chosen = ir.primitive("eq", lookup("unsqueeze")(x, -1), _held(numbers))
+    return ir.primitive("mul", chosen, 1.0)  # which makes integers of conditions
+
+
+def _long(x: Expr) -> Expr:
+    """x as torch.int64, where it is that or conditions."""
+    dtype = str(told_of(x, "x.long: x.dtype is not known before a call").dtype)
+    if dtype not in ("torch.bool", "torch.int64"):
+        raise ChainError(f"x.long(): x is of {dtype}, wanted integers of int64, or conditions")
+    return ir.primitive("mul", x, 1.0) if dtype == "torch.bool" else x
 
 
 def _held(tensor: Any) -> Expr:
@@ -106,5 +129,6 @@ ASKED: Mapping[str, Callable[..., Any]] = {
     **{f"new_{name}": _new(f"new_{name}") for name in _NEW},
     **{name: _triangle(name) for name in ("tril", "triu")},
     "one_hot": _one_hot,
+    "long": _long,
     **{f"{name}_like": _drawn_like(f"{name}_like") for name in ("rand", "randn")},
 }

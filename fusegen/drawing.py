@@ -77,15 +77,24 @@ class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._noted: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Any]]] = []
         self._drawn: set[int] = set()
         self._places: set[int] = set()  # where in memory there is what is drawn, or made of such
-        self._before: list[tuple[torch.Generator, Tensor]] = []  # generators, and their states
+        # Generators, with their states when tracing began, and as the last operation left them.
+        self._before: list[tuple[torch.Generator, Tensor]] = []
+        self._last: list[Tensor] = []
+
+    def __enter__(self) -> Any:
+        self._before = [(g, g.get_state()) for g in random_generators()]
+        self._last = [state for _, state in self._before]
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         is_seeded = torch.Tag.nondeterministic_seeded in function.tags
-        if is_seeded and not self._before:
-            self._before += [(g, g.get_state()) for g in random_generators()]
-        if function is torch.ops.aten._local_scalar_dense.default:
+        if is_seeded:
+            self._require_torchs_own((args, kwargs))
+        if function is torch.ops.aten._local_scalar_dense.default or _has_unknown_size(
+            function, args
+        ):
             self.refuse_numbers(args)
         found = function(*args, **(kwargs or {}))
         results, _ = tree_flatten(found)
@@ -94,9 +103,29 @@ class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._noted.append((function, args, kwargs or {}, results))
             if is_seeded:
                 self._drawn.update(map(id, tensors))
+                self._last = [g.get_state() for g, _ in self._before]
             if is_seeded or self._are_drawn(tensors):
                 self._places.update(map(_place, tensors))
         return found
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether anything was."""
+        return bool(self._drawn)
+
+    def _require_torchs_own(self, given: Any) -> None:
+        """Raise ChainError where other numbers would be drawn than those of torch's generators, one
+        after the other.
+        """
+        own = {id(generator) for generator, _ in self._before}
+        others = [v for v in tree_flatten(given)[0] if isinstance(v, torch.Generator)]
+        states = [generator.get_state() for generator, _ in self._before]
+        is_apt = all(map(torch.equal, states, self._last))
+        if not is_apt or any(id(generator) not in own for generator in others):
+            raise ChainError(
+                "the function draws by a generator of its own, or sets torch's; draw before the "
+                "call and pass it, or let torch's generators be"
+            )
 
     def _are_drawn(self, tensors: Iterable[Tensor]) -> bool:
         return any(_place(t) in self._places for t in tensors if not t.is_meta)
@@ -110,13 +139,18 @@ class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
     def __exit__(self, *args: Any) -> Any:
-        for generator, state in self._before:
-            generator.set_state(state)
-        return super().__exit__(*args)  # type: ignore[no-untyped-call]
+        found = super().__exit__(*args)  # type: ignore[no-untyped-call]
+        try:
+            if args[0] is None:
+                self._require_torchs_own(())
+        finally:
+            for generator, state in self._before:
+                generator.set_state(state)
+        return found
 
     def drawn(self, made: Mapping[str, Tensor]) -> Drawn | None:
-        """What has to be run again for those of the tensors that are drawn, or made of such; None
-        where there are none.
+        """What has to be run again for those of the tensors that are drawn, or made of such, and
+        for the numbers that come behind; None where nothing is drawn.
         """
         touched, before = set(self._drawn), 0
         while len(touched) > before:
@@ -126,7 +160,7 @@ class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if not touched.isdisjoint(ids):
                     touched |= ids
         names = {name: tensor for name, tensor in made.items() if id(tensor) in touched}
-        if not names:
+        if not self._drawn:
             return None
         slots: dict[int, _Slot] = {}  # by the ids of tensors
         operations = []
@@ -138,6 +172,14 @@ class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operations.append(_Operation(function, args, kwargs, tuple(gives)))
         found = {name: slots[id(tensor)].number for name, tensor in names.items()}
         return Drawn(tuple(operations), found, len(slots))
+
+
+def _has_unknown_size(function: Any, args: Any) -> bool:
+    """Whether how large a result is depends on values."""
+    if torch.Tag.dynamic_output_shape not in function.tags:
+        return False
+    is_index = function is torch.ops.aten.index.Tensor
+    return not is_index or any(t.dtype is torch.bool for t in _tensors(args[1]))
 
 
 def _place(tensor: Tensor) -> int:

@@ -93,7 +93,14 @@ def _parted_unevenly(x: Expr, sizes: Sequence[int], dim: int) -> tuple[Expr, ...
 
 def narrowed(x: Expr, dim: int, start: int, length: int) -> Expr:
     """So many places along an axis, from one on."""
-    return part_of(x, dim, slice(start, start + length if start else length))
+    try:
+        return part_of(x, dim, slice(start, start + length if start else length))
+    except ChainError:
+        call = current_call()
+        view = call.view(x, "narrow", dim, start, length, is_last_resort=True) if call else None
+        if view is None:
+            raise
+        return view
 
 
 def _places_along(x: Expr, dim: int) -> int | None:

@@ -171,9 +171,9 @@ def _promoted(args: Sequence[Kind], *, is_of_wholes: bool = False) -> str | None
                 if kind.dtype is not None and kind.has_axes == has_axes:
                     found = kind.dtype if found is None else promote(found, kind.dtype)
             if found is not None:
-                # A number beside bools alone makes them numbers of the default type.
+                # A number beside bools alone makes them integers, or of the default type.
                 is_mixed = found == "bool" and any(a.dtype is None for a in args)
-                return _DEFAULT if is_mixed else found
+                return (WHOLE if is_of_wholes else _DEFAULT) if is_mixed else found
     return None
 
 
@@ -273,13 +273,14 @@ def result_type(
         return _result_type(step, before, operands, kind_of(before[1]))
     except ArgumentError:
         meets = any(dtype in FLOATING for _, dtype in operands.values())
-        if before[1] != "bool" or not (meets or step.reduces):
+        if before[1] != "bool":
             raise
         try:
             found = _result_type(step, before, operands, "number")
         except ArgumentError:
             found = None
-        if found is None or not (found.is_sum or (meets and found.dtype in FLOATING)):
+        is_whole = found is not None and found.dtype == WHOLE and not found.is_final
+        if found is None or not (is_whole or (meets and found.dtype in FLOATING)):
             raise
         return found._replace(counts=True)
 

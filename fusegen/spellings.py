@@ -24,6 +24,7 @@ from fusegen.sizes import (
     shape_of,
     with_numbers,
 )
+from fusegen.standing import current
 from fusegen.unsaid import (
     TYPES,
     TypeOf,
@@ -280,6 +281,12 @@ def _moved(x: Expr, *args: Any, **kwargs: Any) -> Expr:
     return cast(x, *told) if told else x
 
 
+def _contiguous(x: Expr) -> Expr:
+    if (tracing := current()) is not None and current_call() is not None:
+        tracing.asked.append("x.contiguous")
+    return x
+
+
 def _itself(x: Expr) -> Expr:
     return x
 
@@ -327,7 +334,7 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "type": cast,
     "bool": partial(cast, dtype="bool"),
     "logical_not": lambda x: ~x if x.kind == "truth" else ir.primitive("eq", x, 0.0),
-    "contiguous": _itself,
+    "contiguous": _contiguous,
     "clone": _itself,
     **{name: partial(cast, dtype=dtype) for name, dtype in TYPES.items()},
 }

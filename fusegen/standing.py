@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -105,6 +105,8 @@ class Tracing:
 
     def hold(self, tensor: Any, name: str, view: View | None = None) -> Expr:
         """What stands for one tensor more, by such a name; of a view, whose it is."""
+        if view is not None and (refuse := _refusing.get(None)) is not None:
+            refuse(view.args)  # which would be the same in every call
         while name in self.others or name in self.taken:
             name += "_"
         self.held[name], self.others[name] = tensor, stand_in(name)
@@ -115,6 +117,7 @@ class Tracing:
 
 
 _made: ContextVar[Mapping[int, Any]] = ContextVar("_made")
+_refusing: ContextVar[Callable[[Any], None]] = ContextVar("_refusing")
 _tracing: ContextVar[Tracing | None] = ContextVar("_tracing", default=None)
 
 
@@ -124,13 +127,16 @@ def current() -> Tracing | None:
 
 
 @contextmanager
-def making(made: Mapping[int, Any]) -> Iterator[None]:
-    """With these as the tensors that a function has made, by their ids, and makes."""
-    token = _made.set(made)
+def making(made: Mapping[int, Any], refuse: Callable[[Any], None]) -> Iterator[None]:
+    """With these as the tensors that a function has made, by their ids, and makes; and what raises
+    for arguments of a view that are not the same in every call.
+    """
+    token, other = _made.set(made), _refusing.set(refuse)
     try:
         yield
     finally:
         _made.reset(token)
+        _refusing.reset(other)
 
 
 def _has_gradients() -> bool:

@@ -283,6 +283,8 @@ def _beside(number: float, x: Any) -> Any:
     tracing, call = current(), current_call()
     if not isinstance(x, Expr) or tracing is None:
         return x
+    if x.op in (*ir.COMPARISONS, *ir.CONNECTIVES):
+        return cast(x, "float32")
     if call is not None and tells_all():
         return x if call.of(x).dtype.is_floating_point else cast(x, "float32")
     if number % 1 == 0:

@@ -154,7 +154,10 @@ def traced(
     others = {**placements, **dict.fromkeys(tracing.others)}
     chains: list[tuple[str, Chain]] = []
     arranged: list[Expr] = []
-    parts = [tracing.others[n] for n, view in tracing.views.items() if view.of == input_name]
+    begun = [input_name]
+    for part, view in tracing.views.items():
+        begun += [part] * (view.of in begun)
+    parts = [tracing.others[part] for part in begun[1:]]
     for main, mine in _by_input(name, (x, *parts), computed):
         chain, found = _arranged(name, main, others, mine, tracing.aligned)
         taken = tuple(operand for operand in others if operand in chain.given)
@@ -170,9 +173,7 @@ def traced(
     (begin, chain), *rest = chains
     begin = "" if begin == input_name else begin
     loose = frozenset("x" if name == input_name else name for name in tracing.loose)
-    return Traced(
-        *(chain, tracing.held, tracing.views, None, order, tuple(rest), begin), loose=loose
-    )
+    return Traced(chain, tracing.held, tracing.views, None, order, tuple(rest), begin, None, loose)
 
 
 def _by_input(

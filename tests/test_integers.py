@@ -221,6 +221,31 @@ def test_what_is_computed_of_integers_alone_is_eagers(name, whole, dtype, device
         torch.testing.assert_close(ours, eagers, rtol=0.05, atol=0.05)
 
 
+# Conditions that meet numbers.
+CONDITIONS = {
+    "an integer": lambda x, c: x + c * 2,
+    "a float": lambda x, c: x + c * 2.0,
+    "one more": lambda x, c: x * (c + 1) - (c * 3 - 1),
+    "one more, a float": lambda x, c: x * (c + 1.0),
+    "each other": lambda x, c: x * (c * c) + (c + c),
+    "as integers": lambda x, c: x + (1 - c.long()) * -1000,
+    "compared": lambda x, c: x + (x > 0) * 2 + c * (x > 0),
+    "compared, a float": lambda x, c: x + (x > 0) * 2.0 * c,
+    "compared, a part": lambda x, c: c * x + (x > 0) * 0.5,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_conditions_meet_numbers_as_in_eager(name, dtype, device):
+    function = CONDITIONS[name]
+    x = torch.randn(6, 40, dtype=dtype, device=device)
+    held = torch.rand(6, 40, device=device) > 0.5
+    found, wanted = fusegen.compile(function)(x, held), function(x, held)
+    assert found.dtype == wanted.dtype
+    torch.testing.assert_close(found, wanted, rtol=0.01, atol=0.01)
+
+
 def test_no_digit_of_large_integers_is_lost(device):
     m = torch.tensor([2**53 + 1, -(2**60) + 3, 2**24 + 1], device=device)
     n = torch.tensor([2**53, -(2**60), 2**24], device=device)

@@ -358,10 +358,15 @@ def by_one_hot(x, t):
     return -(F.one_hot(t, x.size(-1)) * x.log_softmax(-1)).sum(-1).mean()
 
 
+def smoothed(x, t):
+    wanted = (1 - F.one_hot(t, x.size(-1))) * 0.125 + F.one_hot(t, x.size(-1)) * 0.5
+    return (x.softmax(-1) - F.one_hot(t, x.size(-1))) * wanted
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "function",
-    [log_probabilities, selective, along_another, shifted, shifted_loss, by_one_hot],
+    [smoothed, log_probabilities, selective, along_another, shifted, shifted_loss, by_one_hot],
 )
 def test_what_labels_name_is_taken_as_code_has_it(function, dtype, device):
     x = torch.randn(3, 5, 70, dtype=dtype, device=device, requires_grad=True)
