@@ -140,6 +140,8 @@ class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __exit__(self, *args: Any) -> Any:
         found = super().__exit__(*args)  # type: ignore[no-untyped-call]
+        if not self.has_drawn:  # and so it is not this that other threads draw meanwhile
+            return found
         try:
             if args[0] is None:
                 self._require_torchs_own(())
