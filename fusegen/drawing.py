@@ -16,6 +16,12 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from fusegen.errors import ChainError
 from fusegen.modules import random_generators
+from fusegen.unsaid import NotKnownYet
+
+_OWN = (
+    "the function draws by a generator of its own, or sets torch's; draw before the call and pass "
+    "it, or let torch's generators be"
+)
 
 
 @dataclass(frozen=True)
@@ -80,10 +86,12 @@ class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Generators, with their states when tracing began, and as the last operation left them.
         self._before: list[tuple[torch.Generator, Tensor]] = []
         self._last: list[Tensor] = []
+        self._seeds: list[int] = []
 
     def __enter__(self) -> Any:
         self._before = [(g, g.get_state()) for g in random_generators()]
         self._last = [state for _, state in self._before]
+        self._seeds = [generator.initial_seed() for generator, _ in self._before]
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
@@ -122,10 +130,7 @@ class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         states = [generator.get_state() for generator, _ in self._before]
         is_apt = all(map(torch.equal, states, self._last))
         if not is_apt or any(id(generator) not in own for generator in others):
-            raise ChainError(
-                "the function draws by a generator of its own, or sets torch's; draw before the "
-                "call and pass it, or let torch's generators be"
-            )
+            raise ChainError(_OWN)
 
     def _are_drawn(self, tensors: Iterable[Tensor]) -> bool:
         return any(_place(t) in self._places for t in tensors if not t.is_meta)
@@ -140,7 +145,10 @@ class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __exit__(self, *args: Any) -> Any:
         found = super().__exit__(*args)  # type: ignore[no-untyped-call]
-        if not self.has_drawn:  # and so it is not this that other threads draw meanwhile
+        if not self.has_drawn:  # what other threads draw meanwhile is theirs
+            is_traced = args[0] in (None, NotKnownYet)  # or will be, when it is called
+            if is_traced and self._seeds != [g.initial_seed() for g, _ in self._before]:
+                raise ChainError(_OWN)
             return found
         try:
             if args[0] is None:
