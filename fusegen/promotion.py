@@ -267,7 +267,7 @@ def result_type(
     step: Step, before: tuple[Shape, str], operands: Mapping[str, tuple[Shape, str]]
 ) -> Typed:
     """What a step gives, from the shapes and types of what it is applied to. Conditions are 1 and 0
-    where they are added up, and where they meet numbers of a floating type.
+    where they are added up, and where they meet integers or numbers of a floating type.
     """
     try:
         return _result_type(step, before, operands, kind_of(before[1]))

@@ -109,10 +109,9 @@ def item_of(x: Expr, key: object) -> Expr:
     try:
         return _indexed(x, keys)
     except ChainError:
-        is_apt = call is not None and is_part(as_numbers(keys))
-        if call is None or not is_apt:
+        if call is None or not is_part(index := as_numbers(keys)):
             raise
-        view = call.view(x, "__getitem__", as_numbers(keys), is_last_resort=True)
+        view = call.view(x, "__getitem__", index, is_last_resort=True)
         if view is None:
             raise
         return view
