@@ -92,14 +92,6 @@ def _one_hot(x: Expr, num_classes: int = -1) -> Expr:
     return ir.primitive("mul", chosen, 1.0)  # which makes integers of conditions
 
 
-def _long(x: Expr) -> Expr:
-    """x as torch.int64, where it is that or conditions."""
-    dtype = str(told_of(x, "x.long: x.dtype is not known before a call").dtype)
-    if dtype not in ("torch.bool", "torch.int64"):
-        raise ChainError(f"x.long(): x is of {dtype}, wanted integers of int64, or conditions")
-    return ir.primitive("mul", x, 1.0) if dtype == "torch.bool" else x
-
-
 def _held(tensor: Any) -> Expr:
     """What stands for a tensor that is made for a call."""
     tracing = current()
@@ -129,6 +121,5 @@ ASKED: Mapping[str, Callable[..., Any]] = {
     **{f"new_{name}": _new(f"new_{name}") for name in _NEW},
     **{name: _triangle(name) for name in ("tril", "triu")},
     "one_hot": _one_hot,
-    "long": _long,
     **{f"{name}_like": _drawn_like(f"{name}_like") for name in ("rand", "randn")},
 }

@@ -9,7 +9,7 @@ so that rounding, kinks and NaN come out as they do there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 from fusegen import ir
 from fusegen.ir import Expr, Extent, primitive, reduce
@@ -201,16 +201,31 @@ def vjp(
 
 
 def is_differentiable(value: Expr) -> bool:
-    """Whether some gradient is asked for below a value: conditions have none, nor what is detached
-    as a whole.
+    """Whether some gradient is asked for below a value: conditions and integers have none, nor has
+    what is computed of such alone, nor what is detached.
     """
-    nodes = ir.topological([value], stop={n for n in ir.topological([value]) if n.op == "detach"})
-    return value.kind == "number" and any(n.op == "input" for n in nodes)
+    return any(True for _ in _learning(value))
 
 
 def learns(value: Expr | None, leaves: Container[Expr]) -> bool:
-    """Whether a value, if it has a gradient, depends on one of these leaves."""
-    return value is not None and any(leaf in leaves for leaf in ir.inputs([value]))
+    """Whether a value, if it has a gradient, gives one to any of these leaves."""
+    return value is not None and any(leaf in leaves for leaf in _learning(value))
+
+
+def _learning(value: Expr) -> Iterator[Expr]:
+    """The inputs that get a gradient of a value."""
+    waiting, met = [value], set[Expr]()
+    while waiting:
+        node = waiting.pop()
+        if node in met or node.kind != "number":
+            continue
+        met.add(node)
+        if node.op == "input":
+            yield node
+        elif node.op == "reduce":
+            waiting += node.args[: ir.reduction(node)[0] not in ("argmax", "bound")]
+        elif node.op in ("repeated", "once") or (node.op in RULES and node.op != "detach"):
+            waiting += node.args[node.op == "where" :]
 
 
 def without_ends_of_gradients(values: Sequence[Expr]) -> list[Expr]:

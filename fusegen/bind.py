@@ -6,6 +6,7 @@ scheduled on a machine without torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import takewhile
@@ -24,16 +25,15 @@ from fusegen.fitting import (
     rearranged,
     require_axis,
     require_counter,
-    require_labels_given,
     require_statistics,
     windows_of,
     with_leftovers,
 )
 from fusegen.ops import COUNTER, RUNNING, Chain, Definition, Step
-from fusegen.promotion import FLOATING, Typed, kind_of, met_in, result_type
+from fusegen.promotion import FLOATING, INTEGERS, MOST, Typed, kind_of, met_in, result_type
 from fusegen.stacking import require_alike, stacked
 from fusegen.takingup import course_of, taken_up
-from fusegen.typechecks import check_element_type, check_type, refuse_final, refuse_integers
+from fusegen.typechecks import check_element_type, check_type, refuse_final
 from fusegen.viewing import are_views, made_of_operands, seen_behind, seen_first, seen_shapes
 from fusegen.windowing import Window, windows_along
 
@@ -47,7 +47,6 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Kinds, called: str = "x")
     what was wanted.
     """
     check_element_type(called, x[1])
-    require_labels_given(chain)
     for name, (_, dtype) in operands.items():
         is_counter = any(parameter.name == COUNTER for _, parameter in chain.uses(name))
         if not is_counter and name not in chain.drawn and not holds_labels(chain, name):
@@ -98,8 +97,6 @@ class _Binding:
                     self.running = self.running.with_former(dim, self.new.pop(i))
         atlas, result = self.atlas, self.running
         given = [self.kept[name] for name in self.chain.gives]
-        refuse_integers([self.kept[n][1] for n in {*self.chain.gives} - self.final])
-        refuse_integers([] if self.is_final else [self.dtype])
         windows = {atlas.numbers((axis,))[0]: window for axis, window in self.windows.items()}
         read = [name for name in self.chain.operands if name in self.found]
         domain = tuple(atlas.sizes[i] for i in atlas.order)
@@ -115,7 +112,7 @@ class _Binding:
             tuple(map(self._lying, read)),
             self.dtype,
             tuple(sorted(windows.items())),
-            tuple(None if place is None else self._settled(place) for place in self.places),
+            self._settled({self.dtype, *(dtype for _, dtype in given)}, math.prod(domain)),
             ((),) * len(self.given_x[0]) if self.views_of_x else atlas.memory_order(),
             self._all_numbers(result.axes),
             result.shape,
@@ -135,10 +132,20 @@ class _Binding:
     def _all_numbers(self, axes: Axes) -> Axes:
         return tuple(map(self.atlas.numbers, axes))
 
-    def _settled(self, place: Place) -> Place:
-        operands = tuple((name, self._all_numbers(axes)) for name, axes in place.operands)
-        axes, x = self._all_numbers(place.axes), self._all_numbers(place.x)
-        return replace(place, axes=axes, x=x, operands=operands)
+    def _settled(self, results: set[str], count: int) -> tuple[Place | None, ...]:
+        """Where values lie, by the graph's axes. Where results are integers, sums of such are found
+        in double precision, but for those of a few conditions.
+        """
+        is_wide = not results.isdisjoint(INTEGERS)
+
+        def settled(place: Place) -> Place:
+            operands = tuple((name, self._all_numbers(axes)) for name, axes in place.operands)
+            axes, x = self._all_numbers(place.axes), self._all_numbers(place.x)
+            is_long = place.dtype != "bool" or count > MOST
+            met_in = "float64" if is_wide and place.is_sum and is_long else place.met_in
+            return replace(place, axes=axes, x=x, operands=operands, met_in=met_in)
+
+        return tuple(None if place is None else settled(place) for place in self.places)
 
     def _names_only(self, at: int, step: Step) -> bool:
         """Whether a step only names a value or takes up a named one, which is then done."""
@@ -196,8 +203,7 @@ class _Binding:
             if name in self.final:
                 refuse_final(step, given[1])
             if parameter != COUNTER and name not in self.chain.drawn:  # a seed
-                told = holds_labels(self.chain, name)
-                check_type(step, parameter, name, given[1], self.dtype, has_labels=told)
+                check_type(step, parameter, name, given[1], self.dtype)
             if definition.is_updated(parameter, attributes):
                 updated.append((parameter, name))
             else:
@@ -224,7 +230,8 @@ class _Binding:
         types = tuple((p, met[p][1]) for p in met if definition.parameter(p).is_type)
         kinds = (dtype, *(t for _, t in met.values()))
         whole_as = met_in(self.dtype, kinds, is_sum=typed.is_sum)
-        return Place(axes, x, tuple(aligned), dtype, types, whole_as, self.dtype, typed.counts)
+        made = (dtype, types, whole_as, self.dtype, typed.counts, typed.is_sum)
+        return Place(axes, x, tuple(aligned), *made)
 
     def _view(self, step: Step, *, is_last: bool) -> Place:
         """See the running value in another shape; is_last says that only views follow."""

@@ -91,17 +91,6 @@ def holds_labels(chain: Chain, name: str) -> bool:
     return kinds == {"index"} and not is_taken_up
 
 
-def require_labels_given(chain: Chain) -> None:
-    """Raise ArgumentError where labels are computed."""
-    for step in chain.steps:
-        made = [p for p, name in step.operands if name not in chain.operands]
-        if step.definition and any(step.definition.parameter(p).kind == "index" for p in made):
-            raise ArgumentError(
-                f"{step.text}: got labels that the chain makes; a loss takes them as they are "
-                "passed, so give them its shape in the call"
-            )
-
-
 def values_per_statistic(definition: Definition, shape: Shape) -> int:
     """How many values each of an operation's running statistics is taken of."""
     assert definition.statistics is not None

@@ -43,10 +43,12 @@ CASTS = {f"to_{t}": t for t in ("float16", "bfloat16", "float32", "float64")}
 # What makes of integers those that a narrower type holds.
 WRAPS = {f"wrap_{t}": t for t in ("uint8", "int8", "int16", "int32")}
 QUANTISING_CASTS = {f"to_{t}": t for t in ("int8", "float8_e4m3fn", "float8_e5m2")}
+# What makes integers of numbers or places, cut off behind the point, and places of integers.
+MADE: Mapping[str, Kind] = {"to_int64": "whole", "to_index": "index"}
 # Scalar primitives and how many arguments each takes. Everything a chain computes is made of these.
 ARITY: Mapping[str, int] = {
     **{op: n for n, ops in _BY_ARITY.items() for op in ops.split()},
-    **dict.fromkeys((*CASTS, *WRAPS, *QUANTISING_CASTS), 1),
+    **dict.fromkeys((*CASTS, *WRAPS, *QUANTISING_CASTS, *MADE), 1),
 }
 # What gives integers of integers alone.
 OF_WHOLES = ("add", "sub", "mul", "neg", "where", "detach", *WRAPS)
@@ -178,12 +180,13 @@ def primitive(op: str, *operands: Expr | Number) -> Expr:
     is_traced = len(ranks) < len(args)
     if not is_traced:
         check_kinds(op, args)
-    kind: Kind = "truth" if op in COMPARISONS or op in CONNECTIVES else "number"
+    kind = MADE.get(op, "truth" if op in COMPARISONS or op in CONNECTIVES else "number")
     same = {a.kind for a in args[op == "where" :] if not is_integer(a)}
     if same == {"whole"} and op in ("minimum", "maximum", "abs"):
         return _of_wholes(op, *args)
-    is_passing = same == {"index"} and op in ("where", "detach")
-    if is_passing or (same == {"whole"} and op in OF_WHOLES):
+    if op == "detach" and args[0].kind not in ("number", "noise"):
+        return args[0]  # which has no gradient anyway
+    if (same == {"index"} and op == "where") or (same == {"whole"} and op in OF_WHOLES):
         (kind,) = same
     rank = None if is_traced else max(ranks, default=0)
     return make(op, args, extent=union(args), rank=rank, kind=kind)
@@ -209,9 +212,7 @@ def check_kinds(op: str, args: Sequence[Expr]) -> None:
     for i, arg in enumerate(args):
         wants_truth = op in CONNECTIVES or (op == "where" and i == 0)
         if (arg.kind == "truth") != wants_truth:
-            wanted = (
-                "a condition such as x > 0" if wants_truth else "numbers; where(it, 1, 0) is that"
-            )
+            wanted = "a condition such as x > 0" if wants_truth else "numbers, as where(it, 1, 0)"
             got = "a condition" if arg.kind == "truth" else "numbers"
             raise ChainError(f"{op}: got {got}, {arg}, wanted {wanted}")
 
@@ -393,8 +394,7 @@ def show(root: Expr) -> str:
             return name_of(node)
         if node.op in ("count", "position", "covered"):
             return f"{node.op}{list(axes_of(node))}"
-        is_reduced = node.op == "reduce"
-        name = f"{node.attrs[0]}{sorted(reduction(node)[1])}" if is_reduced else node.op
+        name = f"{node.attrs[0]}{sorted(reduction(node)[1])}" if node.op == "reduce" else node.op
         return f"{name}({', '.join(map(text, node.args))})"
 
     return text(root)

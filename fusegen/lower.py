@@ -11,7 +11,7 @@ from fusegen.axes import Axes
 from fusegen.bound import Bound, Operand, Place
 from fusegen.ir import Expr, Graph
 from fusegen.ops import Step
-from fusegen.promotion import as_number, as_wanted, rounded, run_body
+from fusegen.promotion import INTEGERS, as_integer, as_number, as_wanted, rounded, run_body
 from fusegen.target import code_name
 from fusegen.windowing import Slide
 
@@ -62,6 +62,7 @@ def lower(bound: Bound) -> Lowered:
     running, kept = x, {}
     marks: list[Mark] = []
     updates = {update.step: update for update in bound.updates}
+    is_double = any(place is not None and place.is_wide for place in bound.places)
     updated: dict[str, Expr] = {}
     batches: Counter[str] = Counter()
     for i, (step, place) in enumerate(zip(bound.chain.steps, bound.places, strict=True)):
@@ -79,9 +80,11 @@ def lower(bound: Bound) -> Lowered:
         names = dict(step.operands)
         named = {p: kept.get(names[p], tensors.get(names[p])) for p, _ in place.operands}
         named = {p: as_wanted(step, p, operand, place.met_in) for p, operand in named.items()}
+        running = as_integer(running)
         if place.counts and running.kind == "truth":
-            running = ir.primitive("where", running, 1.0, 0.0)
-        body = _Body(step, place, as_number(running, place.met_in), named, within)
+            running = ir.primitive("to_int64", ir.primitive("where", running, 1.0, 0.0))
+        met = as_number(running, place.met_in)
+        body = _Body(step, place, met, named, within, is_double=is_double)
         if i in updates:
             assert step.definition.statistics is not None
             share: Expr | float | None = updates[i].momentum
@@ -94,6 +97,11 @@ def lower(bound: Bound) -> Lowered:
                 before = updated.get(name, tensors[name])
                 updated[name] = value * share + before * (1.0 - share)
         running = body.result()
+        is_quantised = running.op in ir.QUANTISING_CASTS
+        if place.is_wide:
+            running = ir.primitive("to_float64", running)
+        if running.kind == "number" and place.result in INTEGERS and not is_quantised:
+            running = ir.primitive("to_int64", running)
         if running.kind == "whole" and (wrap := f"wrap_{place.result}") in ir.WRAPS:
             running = ir.primitive(wrap, running)
         marks.append(Mark(running, f"after_{step.op}", step.text))
@@ -115,13 +123,15 @@ class _Body:
         running: Expr,
         operands: Mapping[str, Expr | None],
         within: Mapping[int, int],
+        *,
+        is_double: bool,
     ) -> None:
         assert step.definition is not None
         self.step, self.definition = step, step.definition
         self.rank = running.rank
         self.within = within  # for each axis of the graph that is pooled: the places in its windows
         self.axes = place.axes
-        self.dtype = place.dtype
+        self.dtype, self.is_double = place.dtype, is_double
         self.types = dict(place.types)
         self.real: dict[Expr, Expr] = {}
         self.is_pooling = self.definition.window_axes > 0
@@ -180,7 +190,9 @@ class _Body:
     def _as_met(self, argument: Expr) -> Expr:
         """A number that x is compared with: the nearest that x can have, as torch compares."""
         number = ir.constant(argument)
-        return argument if number is None else ir.const(rounded(number, self.dtype))
+        if number is None or (self.dtype == "float32" and not self.is_double):
+            return argument  # a literal of that type is rounded as it is written
+        return ir.const(rounded(number, self.dtype))
 
     def _with_windows(self, places: set[int]) -> set[int]:
         """Axes, and where they are still to be pooled, the places in their windows."""

@@ -32,7 +32,8 @@ Shape = tuple[int, ...]
 _WIDTH = {"bool": 0, "float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
 _WIDTH |= {"uint8": 1, "int8": 1, "int16": 2, "int32": 3, "int64": 4}
 _DEFAULT = "float32"
-_EXACT = 2.0**24  # below it, every integer is a number of the default type
+MOST = 2**24  # up to it, every integer is a number of the default type
+_EXACT = float(MOST)
 # The numbers with which a type's values are compared; torch wraps what is out of its range.
 _RANGES: Mapping[str | None, tuple[float, float]] = {
     **dict.fromkeys(("int32", "int64"), (1.0 - _EXACT, _EXACT - 1.0)),
@@ -52,9 +53,9 @@ class Kind(NamedTuple):
 
 
 class Typed(NamedTuple):
-    """What a step gives: its element type; whether that can be nothing but a result, as places
-    along an axis or what is quantised are; whether integers are added up; and whether conditions
-    that it works on are the numbers 1 and 0.
+    """What a step gives: its element type; whether that can be nothing but a result, as what is
+    quantised is; whether integers are added up; and whether conditions that it works on are the
+    numbers 1 and 0.
     """
 
     dtype: str
@@ -105,7 +106,9 @@ def _kind(node: Expr, args: list[Kind]) -> Kind:
         return Kind(WHOLE, has_axes) if node.kind == "index" else args[0]
     if not args:
         return _NUMBER
-    cast = ir.CASTS.get(node.op) or ir.QUANTISING_CASTS.get(node.op)
+    if node.op == "to_int64":
+        return Kind(WHOLE, has_axes)
+    cast = ir.CASTS.get(node.op) or ir.QUANTISING_CASTS.get(node.op) or ir.WRAPS.get(node.op)
     if cast:
         return Kind(cast, has_axes)
     if node.op in ir.COMPARISONS or node.op in ir.CONNECTIVES:
@@ -186,6 +189,8 @@ def rounded(number: float, dtype: str) -> float:
             (bits,) = struct.unpack("I", struct.pack("f", number))
             nearest = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
             (number,) = struct.unpack("f", struct.pack("I", nearest))
+        elif dtype == "float32":
+            (number,) = struct.unpack("f", struct.pack("f", number))
     except OverflowError:
         return math.copysign(math.inf, number)
     return number
@@ -211,9 +216,30 @@ def met_in(result: str, kinds: Iterable[str], *, is_sum: bool) -> str:
     return functools.reduce(promote, floating) if floating else ""
 
 
+def as_integer(value: Expr) -> Expr:
+    """Places along an axis as integers; all else as it is."""
+    return ir.primitive("to_int64", value) if value.kind == "index" else value
+
+
 def as_number(value: Expr, dtype: str) -> Expr:
     """Integers as numbers of the type in which a step meets them; all else as it is."""
-    return ir.primitive(f"to_{dtype}", value) if dtype and value.kind == "whole" else value
+    if not dtype or value.kind != "whole":
+        return value
+    is_made = value.op == "to_int64" and _is_whole(value.args[0])
+    if is_made and dtype == _DEFAULT:
+        return value.args[0]  # which is that already
+    return ir.primitive(f"to_{dtype}", value.args[0] if is_made else value)
+
+
+def _is_whole(number: Expr) -> bool:
+    """Whether a number is one of integers, or of conditions, that were added up; or such itself."""
+    if number.op == "reduce":
+        return number.attrs[0] == "sum" and _is_whole(number.args[0])
+    if number.op in ir.CASTS:
+        return number.args[0].kind == "whole" or _is_whole(number.args[0])
+    if number.op == "where":
+        return all(map(ir.is_integer, number.args[1:]))
+    return number.op == "mul" and all(a.op == "count" or _is_whole(a) for a in number.args)
 
 
 def as_wanted(step: Step, parameter: str, operand: Expr | None, dtype: str) -> Expr | None:
@@ -224,9 +250,11 @@ def as_wanted(step: Step, parameter: str, operand: Expr | None, dtype: str) -> E
     wanted = step.definition.parameter(parameter).kind
     if operand is None or operand.kind == wanted:
         return operand
+    if wanted == "index":
+        return ir.primitive("to_index", operand)
     if operand.kind == "truth":
         return ir.primitive("where", operand, 1.0, 0.0)
-    return as_number(operand, dtype)
+    return as_number(as_integer(operand), dtype)
 
 
 def run_body(
@@ -333,5 +361,5 @@ def _result_type(
     is_counting = before[1] == "bool" and kind_of_x == "number" and not is_sum
     if is_counting and any(n.op == "reduce" for n in ir.topological([root])):
         raise ArgumentError(f"{step.text}: conditions are added up along axes, and nothing else")
-    is_final = root.kind == "index" or root.op in ir.QUANTISING_CASTS
+    is_final = root.op in ir.QUANTISING_CASTS
     return Typed(dtype, is_final, is_sum and dtype == WHOLE)

@@ -74,6 +74,13 @@ def _clamped(x: Expr, min: Any = None, max: Any = None) -> Expr:
     return x
 
 
+def _chosen(x: Expr, *args: Any, **kwargs: Any) -> Expr:
+    """One of two, where a condition holds and where not; of two integers, one of int64."""
+    found = lookup("where")(x, *args, **kwargs)
+    both = (*args, *kwargs.values())
+    return lookup("to")(found, "int64") if all(type(value) is int for value in both) else found
+
+
 def _gathered(x: Expr, dim: int, index: Any) -> Expr:
     """What stands where an index says that is one wide along dim."""
     made = index.attrs[0] if isinstance(index, Expr) and index.op == "call" else None
@@ -250,7 +257,7 @@ def cast(x: Expr, dtype: object) -> Expr:
     name = str(dtype).removeprefix("torch.")
     if name == "bool":
         return ir.primitive("ne", x, 0.0)
-    return _quantised(x, name) if name in QUANTISED else lookup("to")(x, dtype)
+    return _quantised(x, name) if name.startswith("float8") else lookup("to")(x, dtype)
 
 
 def _quantised(x: Expr, dtype: str) -> Expr:
@@ -269,7 +276,7 @@ def _quantised(x: Expr, dtype: str) -> Expr:
             f"x.to({dtype}): x may lie beyond what that holds; let it be what clamp gives, as in "
             f"x.clamp({least:g}, {most:g}).to(torch.{dtype}), or round of that"
         )
-    return lookup("quantize")(ir.primitive("trunc", x) if dtype == "int8" else x, 1.0, dtype)
+    return lookup("quantize")(x, 1.0, dtype)
 
 
 def _moved(x: Expr, *args: Any, **kwargs: Any) -> Expr:
@@ -302,6 +309,7 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "expand": _expanded,
     "expand_as": _expanded_as,
     "gather": _gathered,
+    "where": _chosen,
     "take_along_dim": lambda x, indices, dim: _gathered(x, dim, indices),
     "full_like": _filled,
     "zeros_like": partial(_filled, fill_value=0.0),

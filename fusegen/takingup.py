@@ -3,19 +3,20 @@ goes on, by what becomes of it.
 
 As a rule its axes are the value's last ones. But a step behind it may give it an axis between two
 others, as `scale[:, None]` does, part one, as `chunk` does, take one away, or put values side by
-side, as `cat` does; or it may be meant for the channels. Then its own axes lie where they are
-behind those steps.
+side, as `cat` does; or it may be meant for the channels, or as labels. Then its own axes lie where
+they are behind those steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from fusegen.axes import Atlas, Axes, Shape, Value, flat
 from fusegen.fitting import broadcasts, dims_of
 from fusegen.ops import Chain, Step
+from fusegen.ops.reducing import class_axis
 from fusegen.viewing import merged_span, shape_behind
 
 
@@ -23,7 +24,7 @@ from fusegen.viewing import merged_span, shape_behind
 class _Axis:
     """An axis on its way, or a part of one; and which ones it is made of, where those have become
     one. step is the one that makes it, where it is a new one: -1 is the operand's own, -2 stands
-    behind channels, and along -3 values are put side by side.
+    behind channels, or for the classes, and along -3 values are put side by side.
     """
 
     size: int
@@ -48,8 +49,17 @@ class Course:
 
 def course_of(chain: Chain, at: int, shape: Shape, before: Shape, rank: int) -> Course | None:
     """What becomes of the operand that the step at this place takes up, where it does not lie along
-    the last axes of the value before; rank is x's.
+    the last axes of the value before; rank is x's. If that is not to be seen there, where the chain
+    takes it up again.
     """
+    name = chain.steps[at].taken_up
+    again = (i for i, step in enumerate(chain.steps) if i >= at and step.taken_up == name)
+    found = (_course(chain, i, shape, before, rank) for i in again)
+    return next((course for course in found if course is not None), None)
+
+
+def _course(chain: Chain, at: int, shape: Shape, before: Shape, rank: int) -> Course | None:
+    alike = _alike(chain, at)
     axes = as_given = [_Axis(size) for size in shape]
     own: list[tuple[_Axis, ...]] = [(axis,) for axis in axes]
     kept, is_torn = "", False  # whether axes are parted, or something is selected along them
@@ -62,7 +72,7 @@ def course_of(chain: Chain, at: int, shape: Shape, before: Shape, rank: int) -> 
             continue
         if step.is_structural and (joined := _joined(chain, kept, i)) > i:
             continue
-        found = _behind(step, axes, i)
+        found = _behind(step, axes, i, alike)
         if found is None:
             break
         is_torn |= step.is_view or _is_joining(step) or "index" in dict(step.attributes)
@@ -74,6 +84,10 @@ def course_of(chain: Chain, at: int, shape: Shape, before: Shape, rank: int) -> 
         axes, kept = found, ""
     if len(axes) == 1 and kept and _is_of_channels(chain, kept):
         axes = [*axes, *(_Axis(1, -2) for _ in range(rank - 2))]
+    if kept and (labelled := _labelled(chain, kept)) is not None:
+        place = 1 + len(axes) + class_axis(1 + len(axes), dict(labelled.attributes))
+        is_wide = "dim" in dict(labelled.attributes) and len(axes) == rank
+        axes = axes if is_wide else [*axes[:place], _Axis(1, -2), *axes[place:]]
     firsts = [axis.step == -1 for axis in axes]
     is_between = any(firsts[i] and not all(firsts[i:]) for i in range(len(axes)))
     if axes == as_given or (broadcasts(before, shape) and not is_between and not is_torn):
@@ -97,7 +111,22 @@ def _joined(chain: Chain, kept: str, at: int) -> int:
     return next(uses, -1) if kept else -1
 
 
-def _behind(step: Step, axes: list[_Axis], i: int) -> list[_Axis] | None:
+def _alike(chain: Chain, at: int) -> set[str]:
+    """The kept values that lie as the operand does that a step takes up, which they are made of."""
+    name, found, is_made = chain.steps[at].taken_up, set[str](), False
+    for step in chain.steps:
+        if step.is_naming:
+            found |= {*step.names} if is_made else set()
+        elif step.is_structural:
+            is_made = step.taken_up == name or not found.isdisjoint(step.names)
+        else:
+            others = {name for _, name in step.operands}
+            is_made &= step.definition is not None and step.definition.shaping == "same"
+            is_made &= others <= found
+    return found
+
+
+def _behind(step: Step, axes: list[_Axis], i: int, alike: Container[str]) -> list[_Axis] | None:
     """The axes behind a step; None where it is not for it alone to say."""
     definition = step.definition
     if definition is None or definition.window_axes or definition.groups:
@@ -106,7 +135,7 @@ def _behind(step: Step, axes: list[_Axis], i: int) -> list[_Axis] | None:
     if _is_joining(step):
         (dim,) = dims_of(step, shape)
         return [*axes[:dim], _Axis(1 + len(step.operands), -3), *axes[dim:]]
-    if step.operands:
+    if any(name not in alike for _, name in step.operands):
         return None
     if definition.shaping == "same":
         return axes
@@ -131,6 +160,12 @@ def _behind(step: Step, axes: list[_Axis], i: int) -> list[_Axis] | None:
         return axes
     is_any = definition.shaping == "reduce"
     return [a for d, a in enumerate(axes) if d not in dims or not (is_any or a.size == 1)]
+
+
+def _labelled(chain: Chain, kept: str) -> Step | None:
+    """The step for which a kept value tells classes."""
+    uses = ((s, s.definition, p) for s in chain.steps for p, name in s.operands if name == kept)
+    return next((s for s, d, p in uses if d and d.parameter(p).kind == "index"), None)
 
 
 def _is_of_channels(chain: Chain, kept: str) -> bool:

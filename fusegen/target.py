@@ -195,6 +195,8 @@ _COMMON = {
     **dict.fromkeys(QUANTISING_CASTS, "({0})"),
     **{op: f"rounded_to<{STORAGE[t]}>({{0}})" for op, t in CASTS.items()},
     **{op: f"static_cast<{STORAGE[t]}>({{0}})" for op, t in WRAPS.items()},
+    "to_int64": "static_cast<int64_t>({0})",
+    "to_index": "static_cast<int>({0})",
 }
 
 

@@ -93,9 +93,10 @@ def trace(
     return traced(function, held, given).alone()
 
 
+_BY_CALL = "; fusegen.compile and fusegen.Layer take it where it is called"
 _ALONE = (
     "does not depend on the first parameter; make a chain of what is computed of one tensor, and "
-    "call it for each; fusegen.compile and fusegen.Layer do so"
+    f"call it for each{_BY_CALL}"
 )
 _ORDER = (
     "of what a function returns, the first value is the one that is computed last, and the others, "
@@ -169,7 +170,7 @@ def traced(
     used = {*order, *(n for main, chain in chains for n in (main, *chain.given))}
     unused = [p for p in placements if p not in used]
     if unused and current_call() is None:  # its sizes may be all that is wanted
-        raise ChainError(f"{name}: the parameter {unused[0]!r} is never used")
+        raise NotKnownYet(f"{name}: the parameter {unused[0]!r} is never used{_BY_CALL}")
     (begin, chain), *rest = chains
     begin = "" if begin == input_name else begin
     loose = frozenset("x" if name == input_name else name for name in tracing.loose)
@@ -183,11 +184,12 @@ def _by_input(
     depend on another input, and on none of the ones before.
     """
     inputs = {each: [n for n in ir.topological([each]) if n.op == "input"] for each in computed}
-    x = next((v for v in first if any(v in inputs[each] for each in computed)), first[0])
+    met = [n for found in inputs.values() for n in found]  # a call has the other tensors too
+    x = next((v for v in (*first, *(met if current_call() else [])) if v in met), first[0])
     mine = tuple(each for each in computed if x in inputs[each])
     if not mine:
         which = f"result 1 of {len(computed)}" if len(computed) > 1 else "the result"
-        raise ChainError(f"{name}: {which} {_ALONE}")
+        raise NotKnownYet(f"{name}: {which} {_ALONE}")
     while mine:
         yield x, mine
         computed = tuple(each for each in computed if each not in mine)
@@ -243,10 +245,7 @@ class _Line:
         live, of_x = self._live(results)
         if alone := [i for i, r in enumerate(results, start=1) if r not in of_x]:
             which = f"result {alone[0]} of {len(results)}" if len(results) > 1 else "the result"
-            raise ChainError(
-                f"{self.name}: {which} does not depend on the first parameter; make a chain of "
-                "what is computed of one tensor, and call it for each"
-            )
+            raise ChainError(f"{self.name}: {which} {_ALONE}")
         order = _in_order(results, live, of_x)
         self.given = tuple(n for n in order if n in results[1:])
         if self.given != results[1:] or order[-1] is not results[0]:

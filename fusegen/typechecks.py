@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NoReturn
 
 from fusegen.errors import ArgumentError, UnsupportedError
@@ -28,15 +27,8 @@ def check_mask(step: Step, name: str, dtype: str) -> None:
         )
 
 
-def check_labels(step: Step, name: str, dtype: str, *, is_alone: bool) -> None:
-    """Raise ArgumentError where the numbers of classes are wanted and something else is given, or
-    what other steps take as numbers.
-    """
-    if dtype == WHOLE and not is_alone:
-        raise ArgumentError(
-            f"{step.text}: operand {name!r} has labels, of which other steps compute something; "
-            "pass them a second time, by another name"
-        )
+def check_labels(step: Step, name: str, dtype: str) -> None:
+    """Raise ArgumentError where the numbers of classes are wanted and something else is given."""
     if dtype != WHOLE:
         raise ArgumentError(
             f"{step.text}: operand {name!r} is {dtype}, wanted {WHOLE}: it says which class is "
@@ -79,18 +71,8 @@ def check_parameter_type(step: Step, name: str, dtype: str, other: str) -> None:
         )
 
 
-def refuse_integers(dtypes: Iterable[str]) -> None:
-    """Raise ArgumentError where results are integers that the chain was given."""
-    for dtype in dtypes:
-        if dtype in INTEGERS:
-            raise ArgumentError(
-                f"a result has integers of {dtype}; let the chain convert them, for example "
-                "to('float32'), or take them from the tensor that has them"
-            )
-
-
 def refuse_final(step: Step, dtype: str) -> NoReturn:
-    """Raise ArgumentError for a step that works on what a quantising one gives, or on places."""
+    """Raise ArgumentError for a step that works on what a quantising one gives."""
     raise ArgumentError(
         f"{step.text}: got a value of {dtype}, which only a result can be; let the step that "
         "makes it be the last of the chain"
@@ -106,11 +88,9 @@ def refuse_gradients(chain: Chain, dtype: str) -> None:
         )
 
 
-def check_type(
-    step: Step, parameter: str, name: str, dtype: str, running: str, *, has_labels: bool
-) -> None:
+def check_type(step: Step, parameter: str, name: str, dtype: str, running: str) -> None:
     """Raise ArgumentError for an operand of a type that its parameter does not take, or not beside
-    a value of the running one; has_labels says that it tells classes and nothing else.
+    a value of the running one.
     """
     definition = step.definition
     assert definition is not None
@@ -119,7 +99,7 @@ def check_type(
         return
     wanted = definition.parameter(parameter).kind
     if wanted == "index":
-        check_labels(step, name, dtype, is_alone=has_labels)
+        check_labels(step, name, dtype)
         return
     check_element_type(name, dtype)
     if wanted == "truth":

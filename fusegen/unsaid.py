@@ -22,6 +22,7 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 
 TYPES = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "double": "float64"}
+TYPES |= {"byte": "uint8", "char": "int8", "short": "int16", "int": "int32", "long": "int64"}
 UNTOLD = (
     "its axes are not known before a call; fusegen.compile takes a function that asks, and traces "
     "it when it is called; flatten(1), unflatten, mean and the like need no sizes"

@@ -88,6 +88,7 @@ def _rounded(dtype: str) -> Callable[[Array], Array]:
 
 
 NUMPY |= {op: lambda a, t=t: a.astype(np.int64).astype(t) for op, t in ir.WRAPS.items()}
+NUMPY |= {op: lambda a: np.asarray(a).astype(np.int64) for op in ir.MADE}
 NUMPY |= {op: _rounded(t) for op, t in {**ir.CASTS, **ir.QUANTISING_CASTS}.items()}
 
 
@@ -208,7 +209,7 @@ _NUMERIC = tuple(
     op
     for op in ir.ARITY
     if op not in (*ir.COMPARISONS, *ir.CONNECTIVES, "where", "pow")
-    and op not in (*ir.CASTS, *ir.QUANTISING_CASTS, *ir.WRAPS)
+    and op not in (*ir.CASTS, *ir.QUANTISING_CASTS, *ir.WRAPS, *ir.MADE)
 )
 # The common ones more often, so that rules meet what they look for.
 OPERATIONS = (

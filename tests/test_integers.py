@@ -284,26 +284,15 @@ def test_a_picture_meets_floats_and_integers_as_in_eager(whole, device):
 
 
 REFUSED = {
-    "computed alone": ("mul(2)", torch.int32, {}, "a result has integers of int32"),
-    "added up": ("sum(1)", torch.int64, {}, "a result has integers of int64"),
     "measured": ("norm(1, 1)", torch.int64, {}, "nothing is computed of integers alone"),
     "averaged": ("mean(1)", torch.int64, {}, "nothing is computed of integers alone"),
     "to a power": ("pow(2)", torch.int64, {}, "nothing is computed of integers alone"),
     "the largest": ("amax(1)", torch.int64, {}, "nothing is computed of integers alone"),
     "where it is": ("argmax(1)", torch.int64, {}, "nothing is computed of integers alone"),
     "normalised": ("layernorm", torch.uint8, {}, "nothing is computed of integers alone"),
-    "one with another": ("add(n)", torch.int8, {"n": torch.int8}, "a result has integers of int8"),
     "compared with conditions": ("eq(n)", torch.int8, {"n": torch.bool}, "compared with tensors"),
     "bounded": ("minimum(2.5)", torch.int64, {}, "nothing is computed of integers alone"),
     "in an activation": ("leaky_relu(0.1)", torch.uint8, {}, "nothing is computed of integers"),
-    "as they are": ("flatten(1)", torch.int64, {}, "a result has integers of int64"),
-    "pooled": ("max_pool1d(2)", torch.int64, {}, "a result has integers of int64"),
-    "given": (
-        "unsqueeze(0) | give(z) | div(2)",
-        torch.int64,
-        {},
-        "a result has integers of int64",
-    ),
     "out of range": ("eq(200)", torch.int8, {}, "with a number that their type has"),
     "compared with much": ("lt(16777216)", torch.int64, {}, "that their type has, below 2..24"),
     "as parameters": ("layernorm(n)", torch.float32, {"n": torch.int8}, "operand 'n' is int8"),
@@ -314,19 +303,6 @@ REFUSED = {
         "operand 'n' is int64, wanted bool.*n != 0",
     ),
     "as a type": ("type_as(n)", torch.float32, {"n": torch.int64}, "'n' is int64, wanted one of"),
-    "labels too": (
-        "mul(n) | cross_entropy(n)",
-        torch.float32,
-        {"n": torch.int64},
-        "'n' has labels, of which other steps compute something",
-    ),
-    "behind places": ("argmax(1) | to('float32')", torch.float32, {}, "only a result can be"),
-    "beside places": (
-        "keep(y) | argmax(1, keepdim=True) | keep(a) | recall(y) | mul(a)",
-        torch.float32,
-        {},
-        "only a result can be",
-    ),
 }
 
 

@@ -181,7 +181,6 @@ X, LABELS = torch.zeros(8, 10), torch.zeros(8, dtype=torch.int64)
         ("nll_loss(t)", (X, LABELS[:4]), r"'t' got shape \(4,\), wanted \(8,\)"),
         ("nll_loss(t)", (X, LABELS[:, None]), r"'t' got shape \(8, 1\), wanted \(8,\)"),
         ("nll_loss(t)", (X[0, 0], LABELS[0]), r"value of shape \(\), wanted one with classes"),
-        ("nll_loss(t) | add(t)", (X, LABELS), "'t' has labels"),
         ("nll_loss(t, w)", (X, LABELS, X[0, :4]), r"'w' got shape \(4,\), wanted \(10,\)"),
         ("nll_loss(t, w)", (X, LABELS, X[0].double()), "'w' is float64 but the value"),
     ],

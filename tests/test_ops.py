@@ -70,7 +70,7 @@ def test_an_op_says_what_torch_calls_it(name: str) -> None:
 
 def test_every_primitive_is_an_op() -> None:
     casts = {*ir.CASTS, *ir.QUANTISING_CASTS}  # the op `to`, and the end of `quantize`
-    casts |= {*ir.WRAPS}  # and what is behind each step of integers
+    casts |= {*ir.WRAPS, *ir.MADE}  # and what is behind each step of integers
     assert set(ir.ARITY) - casts <= set(OPS)
 
 

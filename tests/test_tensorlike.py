@@ -527,24 +527,16 @@ def test_functions_of_torchs_without_a_signature_are_the_operations_of_their_nam
 
 
 def test_mistakes_of_a_call_are_told_with_what_to_do():
-    x, labels = torch.randn(2, 3, 5), torch.zeros(2, 3, dtype=torch.int64)
-
-    def loss(x, t):
-        return F.cross_entropy(x[0], t[0] + 0)
-
+    x = torch.randn(2, 3, 5)
     for function, arguments, message in (
         (lambda x, t: x / t, (x, 0.5), r"argument 't': got float, .*; pass torch.tensor\(0.5\)"),
         (lambda x, t=2.0: x / t, (x, 0.5), "a parameter with a default is a number of the chain"),
-        (loss, (x, labels), "labels that the chain makes; .* so give them its shape in the call"),
     ):
         with pytest.raises(ArgumentError, match=message):
             fusegen.compile(function)(*arguments)
     for function, message in (
-        (lambda x: x.to(torch.int8), r"clamp\(-128, 127\).to\(torch.int8\)"),
-        (lambda x: x.clamp(-200, 100).to(torch.int8), "x may lie beyond what that holds"),
         (lambda x: x.clamp(max=100).to(torch.float8_e4m3fn), "x may lie beyond what that holds"),
-        (lambda x: x.to(torch.int32), "got torch.int32"),
-        (lambda x, y: y * 2, "the result does not depend on the first parameter"),
+        (lambda x: x.to(torch.complex64), "got torch.complex64"),
     ):
         with pytest.raises(ChainError, match=message):
             fusegen.compile(function)

@@ -1,11 +1,11 @@
-"""Casts: to another floating type anywhere in a chain, to a quantised one at its end."""
+"""Casts: to another type anywhere in a chain, to a quantised one at its end."""
 
 from __future__ import annotations
 
 import math
 from typing import Any, Literal
 
-from fusegen.ir import Expr, primitive
+from fusegen.ir import WRAPS, Expr, primitive
 from fusegen.ops.eager import function_of
 from fusegen.ops.registry import op
 from fusegen.ops.schema import Typed
@@ -28,10 +28,30 @@ def _torch_type(name: str) -> Any:
     ulp=0,
     equal="torch.Tensor.to",
 )
-def to(x: Expr, dtype: Literal["float16", "bfloat16", "float32", "float64"]) -> Expr:
-    """x rounded to another type, which what follows has too; its gradient is rounded likewise."""
+def to(
+    x: Expr,
+    dtype: Literal[
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+    ],
+) -> Expr:
+    """x rounded to another type, which what follows has too; its gradient is rounded likewise.
+
+    To an integer type it is cut off behind the point, and has no gradient; what the type does not
+    hold wraps, where torch leaves open what becomes of it.
+    """
     numbers = primitive("where", x, 1, 0) if x.kind == "truth" else x
-    return primitive(f"to_{dtype}", numbers)
+    if "int" not in dtype:
+        return primitive(f"to_{dtype}", numbers)
+    whole = numbers if numbers.kind == "whole" else primitive("to_int64", numbers)
+    return primitive(f"wrap_{dtype}", whole) if f"wrap_{dtype}" in WRAPS else whole
 
 
 @op(
