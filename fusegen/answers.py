@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fusegen import ir
 from fusegen.arguments import check_all, require_floats
+from fusegen.arranging import chain_to
 from fusegen.drawing import Drawing, Drawn
 from fusegen.errors import ArgumentError, EmptyReductionError, OtherAxesError
 from fusegen.ir import Expr
@@ -23,9 +24,10 @@ from fusegen.ops import Chain, lookup
 from fusegen.plan import remember
 from fusegen.reference import run_eagerly
 from fusegen.runtime import Fused
-from fusegen.standing import View, current, every, making, stand_in
-from fusegen.trace import Traced, chain_to
-from fusegen.unsaid import NotKnownYet, Telling, Told, current_call, told_by
+from fusegen.standing import current, every, making, stand_in
+from fusegen.taking import Other, View, is_elementwise, put_together
+from fusegen.trace import Traced
+from fusegen.unsaid import NotKnownYet, Telling, Told, aligned, current_call, told_by
 
 T = TypeVar("T")
 
@@ -48,15 +50,25 @@ class Chosen:
     rest: tuple[tuple[str, Fused], ...] = ()
     main: str = ""  # the view of the input that the chain begins with, where it is not that itself
     drawn: Drawn | None = None  # what each call makes anew of what is made
+    # Chains of which the results are seen otherwise: the name of each, and of its input.
+    before: tuple[tuple[str, str, Fused], ...] = ()
+    form: Any = None  # of what the function gives, where that is no tuple of tensors
+    seen_as: str = ""  # the name by which the first chain's result is seen otherwise
     # The tensors that it neither makes nor sees in others, but for the input.
     wants: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         names = [*self.fused.chain.given, *(n for n in self.order if isinstance(n, str))]
-        for main, fused in self.rest:
+        for main, fused in (*self.rest, *[(main, fused) for _, main, fused in self.before]):
             names += [main, *fused.chain.given]
-        wants = tuple(n for n in dict.fromkeys(names) if not (n in self.made or n in self.views))
+        found = {*self.made, *self.views, *[name for name, *_ in self.before], self.seen_as, ""}
+        wants = tuple(n for n in dict.fromkeys(names) if n not in found)
         object.__setattr__(self, "wants", wants)  # and no cached property: dynamo reads it
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one chain of the tensors that are given, as they are given."""
+        return not (self.views or self.order or self.drawn or self.before)
 
     def called(
         self, x: str, tensor: Callable[[str], Tensor], run: Callable[..., Any] = Fused.__call__
@@ -67,18 +79,36 @@ class Chosen:
         if self.drawn is not None:
             made = {**self.made, **self.drawn.again()}
             return replace(self, made=made, drawn=None).called(x, tensor, run)
+        if self.before:
+            tensor = self._seen(x, tensor, run)
         found = run(
             self.fused, self.taken(self.main or x, tensor), *self.operands(self.fused, tensor)
         )
         if not self.order:
             return found
+        if self.seen_as:  # the first chain's result, of which some results are views
+            first, others = found[0] if isinstance(found, tuple) else found, tensor
+            tensor = lambda name: first if name == self.seen_as else others(name)  # noqa: E731
         results = [*found] if isinstance(found, tuple) else [found]
         for main, fused in self.rest:
             found = run(fused, self.taken(main, tensor), *self.operands(fused, tensor))
             results += found if isinstance(found, tuple) else [found]
-        return tuple(
-            [results[i] if isinstance(i, int) else self.taken(i, tensor) for i in self.order]
-        )
+        given = [results[i] if isinstance(i, int) else self.taken(i, tensor) for i in self.order]
+        return put_together(self.form, given)
+
+    def _seen(
+        self, x: str, tensor: Callable[[str], Tensor], run: Callable[..., Any]
+    ) -> Callable[[str], Tensor]:
+        """The tensors, with the results of the chains that go before."""
+        known: dict[str, Tensor] = {}
+        run = run if run is Fused.reference else Fused.__call__  # and to no out
+
+        def found(name: str) -> Tensor:
+            return known[name] if name in known else tensor(name)
+
+        for name, main, fused in self.before:
+            known[name] = run(fused, self.taken(main or x, found), *self.operands(fused, found))
+        return found
 
     def operands(self, fused: Fused, tensor: Callable[[str], Tensor]) -> list[Tensor]:
         """The operands of one of its chains."""
@@ -87,9 +117,12 @@ class Chosen:
     def taken(self, name: str, tensor: Callable[[str], Tensor]) -> Tensor:
         """The tensor of this name."""
         if name in self.views:
-            view: Tensor = self.views[name].taken(self.taken(self.views[name].of, tensor))
+            view: Tensor = self.views[name].taken(lambda other: self.taken(other, tensor))
             return view
         return self.made[name] if name in self.made else tensor(name)
+
+
+_ADDING = ("pad", "cat", "stack")  # which bring elements that are not a value's own
 
 
 class _Shape(NamedTuple):
@@ -126,18 +159,45 @@ class _Call:
         return tensor.to(self._given[self._input].device)
 
     def view(
-        self, value: Expr, method: str, *args: Any, is_last_resort: bool = False
+        self, value: Expr, method: str, /, *args: Any, is_last_resort: bool = False, **named: Any
     ) -> Expr | None:
         """What stands for a view of a tensor; None for what is computed, and of the first tensor,
-        whose views are steps of the chain, if that is not the last resort.
+        whose views are steps of the chain, if that is not the last resort. It is taken of what a
+        value is computed of where that is the same, else of the result of a chain to it.
         """
-        name = ir.name_of(value) if value.op == "input" else ""
+        is_computed = value.op != "input"
         tracing = current()
         assert tracing is not None
-        if not name or (name == self._input and not is_last_resort):
+        if not is_last_resort and (is_computed or ir.name_of(value) == self._input):
             return None
-        view = View(name, method, args)
-        return tracing.hold(view.taken(self._tensor(name)), f"{name}_part", view)
+        if is_computed and method not in _ADDING and is_elementwise(value):
+            (leaf,) = ir.inputs([value])
+            if self.of(leaf).shape == self.of(value).shape:
+                part = self.view(leaf, method, *args, is_last_resort=True, **named)
+                assert part is not None
+                return ir.substitute([value], {leaf: part})[0]
+        name = ir.name_of(self._there(value))
+        told = {word: self._others(each) for word, each in named.items()}
+        view = View(name, method, self._others(args), told)
+        return aligned(tracing.hold(view.taken(self._tensor), f"{name}_part", view))
+
+    def _others(self, told: Any) -> Any:
+        """What a view is told, with names of tensors."""
+        if isinstance(told, tuple | list):
+            return type(told)(map(self._others, told))
+        return Other(ir.name_of(self._there(told))) if isinstance(told, Expr) else told
+
+    def _there(self, value: Expr) -> Expr:
+        """A tensor; of a value that is computed, what stands for the result of a chain to it."""
+        tracing = current()
+        assert tracing is not None
+        if value.op == "input":
+            return value
+        if value not in tracing.before:
+            own = self.of(value)  # of which no element is there yet
+            like = torch.empty((), dtype=own.dtype, device=own.device).expand(own.shape)
+            tracing.before[value] = tracing.hold(like, "computed")
+        return tracing.before[value]
 
     def aligned(self, value: Expr) -> Expr:
         """What stands for a tensor; where that has the input's first axes, or is one wide there,
@@ -171,11 +231,19 @@ class _Call:
         x, others = self._given[self._input], {**self._own, **self._given}
         require_floats(loose, [*others], [x, *others.values()])
 
-    def require_fit(self, chosen: Chosen) -> None:
-        """Raise what a call would, where the chain does not take the tensors."""
-        for name, fused in ((chosen.main or self._input, chosen.fused), *chosen.rest):
-            chain, x = fused.chain, chosen.taken(name, self.__getitem__)
-            found = chosen.operands(fused, self.__getitem__)
+    def require_fit(self, chosen: Chosen, held: Mapping[str, Tensor]) -> None:
+        """Raise what a call would, where a chain does not take the tensors; held has what is like
+        those that other chains give.
+        """
+        between = {name: held[name] for name, *_ in chosen.before}
+
+        def tensor(name: str) -> Tensor:
+            return between[name] if name in between else self[name]
+
+        before = [(main or self._input, fused) for _, main, fused in chosen.before]
+        for name, fused in (*before, (chosen.main or self._input, chosen.fused), *chosen.rest):
+            chain, x = fused.chain, chosen.taken(name, tensor)
+            found = chosen.operands(fused, tensor)
             operands = dict(zip(chain.given, found, strict=True))
             seed = torch.zeros(1, dtype=torch.int64, device=x.device)
             tensors = [x, *[operands.get(name, seed) for name in chain.operands]]
@@ -227,10 +295,13 @@ def chosen_of(
     found: Traced, whose: Container[str], compile: Callable[..., Fused] = Fused
 ) -> Chosen:
     """What is traced, compiled: of the tensors that it holds those are made that are nobody's."""
-    made = {n: t for n, t in found.held.items() if n not in whose and n not in found.views}
+    before = tuple((name, main, compile(chain)) for name, main, chain in found.before)
+    others = {*found.views, *[name for name, *_ in before], found.seen_as}
+    made = {n: t for n, t in found.held.items() if n not in whose and n not in others}
     rest = tuple((main, compile(chain)) for main, chain in found.rest)
-    parts = (found.views, found.wanted, found.order, rest, found.main, found.drawn)
-    return Chosen(compile(found.chain, found.loose), made, *parts)
+    parts = (found.views, found.wanted, found.order, rest, found.main, found.drawn, before)
+    form, seen_as = found.form, found.seen_as
+    return Chosen(compile(found.chain, found.loose), made, *parts, form=form, seen_as=seen_as)
 
 
 class Answers:
@@ -293,7 +364,7 @@ class Answers:
                 if telling < Telling.ALL:
                     call.require_floats(traced.loose)
                 found = chosen_of(traced, call, self._compiled)
-                call.require_fit(found)
+                call.require_fit(found, traced.held)
                 return found
             except Exception as error:
                 problems.append(error)

@@ -19,7 +19,8 @@ from fusegen.ir import Expr, name_of
 from fusegen.ops import COUNTER, RUNNING, lookup
 from fusegen.shaping import as_numbers, is_part
 from fusegen.sizes import Untold
-from fusegen.standing import View, current, every, known
+from fusegen.standing import current, every, known
+from fusegen.taking import View
 from fusegen.tensorlike import of_torch
 from fusegen.trace import Traced
 from fusegen.unsaid import (
@@ -256,7 +257,7 @@ class _Lending(TorchFunctionMode):
         tracing, whose = current(), self.names[id(tensor)]
         assert tracing is not None
         view = View(whose, method, args)
-        part: Tensor = view.taken(tensor)
+        part: Tensor = view.taken(lambda _: tensor)
         self.names[id(part)] = name_of(tracing.hold(part, f"{whose}_part", view))
         return part
 

@@ -72,8 +72,7 @@ class Specialised:
         given = self._given(args, named)
         chosen = self._chosen(given)
         x, *operands = given
-        is_plain = not (chosen.views or chosen.order or chosen.drawn)
-        if key is not None and is_plain and chosen.fused.chain.given == (*operands,):
+        if key is not None and chosen.is_plain and chosen.fused.chain.given == (*operands,):
             remember(self._known, key, chosen.fused)
         if out is not None and chosen.order:
             raise ArgumentError(f"{self.__name__}: out receives one result, and it has several")

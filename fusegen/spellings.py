@@ -4,7 +4,7 @@ one with other arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from fusegen import ir
 from fusegen.asked import ASKED
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
+from fusegen.moving import looked_up
 from fusegen.ops import lookup
 from fusegen.ops.cast import QUANTISED
 from fusegen.ops.schema import show_value
@@ -27,10 +28,13 @@ from fusegen.sizes import (
 from fusegen.standing import current
 from fusegen.unsaid import (
     TYPES,
+    Call,
+    NotKnownYet,
     TypeOf,
     current_call,
     is_device,
     tells_all,
+    tells_at_once,
     told_of,
 )
 
@@ -82,11 +86,31 @@ def _chosen(x: Expr, *args: Any, **kwargs: Any) -> Expr:
 
 
 def _gathered(x: Expr, dim: int, index: Any) -> Expr:
-    """What stands where an index says that is one wide along dim."""
+    """What stands where an index says that is one wide along dim; where that is any index of a
+    tensor that is given, as the call takes it.
+    """
+    call = current_call()
+    if call is not None and tells_all() and isinstance(index, Expr) and x.op == "input":
+        own, told = call.of(x).shape, call.of(index).shape
+        is_apt = len(own) == len(told) and all(
+            told[i] == (1 if i == dim % len(own) else own[i]) for i in range(len(own))
+        )
+        view = None if is_apt else call.view(x, "gather", dim, index)
+        if view is not None:
+            return view
     made = index.attrs[0] if isinstance(index, Expr) and index.op == "call" else None
     if getattr(made, "name", "") == "unsqueeze" and dict(index.attrs[2])["dim"] == dim:
         (index,) = index.args
     return lookup("gather")(x, dim, index)
+
+
+def _embedded(x: Expr, weight: Expr, *args: Any, **kwargs: Any) -> Expr:
+    """Rows of a table, which the call takes."""
+    if any(value not in (None, False, 2.0) for value in (*args, *kwargs.values())):
+        raise ChainError(
+            "torch's embedding: of what it may be told a chain knows indices and table"
+        )
+    return looked_up(weight, (x,))
 
 
 def _filled(x: Expr, fill_value: float) -> Expr:
@@ -226,19 +250,32 @@ def _joined(name: str) -> Callable[..., Expr]:
     def found(values: Any, dim: int = 0) -> Expr:
         if not isinstance(values, tuple | list):
             raise ChainError(f"torch.{name}: wants a list of expressions, got {show_value(values)}")
-        is_apt = 1 < len(values) <= most and all(isinstance(v, Expr) for v in values)
-        if not is_apt:
+        if len(values) < 2 or not all(isinstance(v, Expr) for v in values):
             raise ChainError(
-                f"torch.{name}: got {len(values)} values, wanted from two to {most} "
-                "expressions of one shape"
+                f"torch.{name}: got {len(values)} values, wanted from two expressions on"
             )
         first, *others = values
+        call = current_call()
+        if len(values) > most and call is None:
+            raise NotKnownYet(
+                f"torch.{name}: got {len(values)} values; of more than {most} fusegen.compile takes "
+                "a function whose calls have torch put them side by side"
+            )
+        if call and (len(values) > most or (tells_at_once() and not _are_alike(call, values))):
+            view = call.view(first, name, others, dim, is_last_resort=True)
+            assert view is not None
+            return view
         if name == "stack":
             return stack(first, *others, dim=dim)
         apart = stack(first, *others, dim=dim - 1 if dim < 0 else dim)
         return flatten(apart, *((dim - 1, dim) if dim < 0 else (dim, dim + 1)))
 
     return found
+
+
+def _are_alike(call: Call, values: Sequence[Expr]) -> bool:
+    """Whether values have one shape."""
+    return len({tuple(call.of(value).shape) for value in values}) == 1
 
 
 def _scaled(op: str) -> Callable[..., Expr]:
@@ -310,6 +347,7 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "expand_as": _expanded_as,
     "gather": _gathered,
     "where": _chosen,
+    "embedding": _embedded,
     "take_along_dim": lambda x, indices, dim: _gathered(x, dim, indices),
     "full_like": _filled,
     "zeros_like": partial(_filled, fill_value=0.0),

@@ -14,6 +14,7 @@ from fusegen import ir
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops.eager import is_tensor
+from fusegen.taking import View
 from fusegen.unsaid import NotKnownYet, aligned, current_call
 
 # What shares its memory with what it is made of.
@@ -62,18 +63,6 @@ class Overwritten(NamedTuple):
             raise ChainError(f"{self.where} changes a value that is used elsewhere too; {self.way}")
 
 
-class View(NamedTuple):
-    """A view of a tensor, which each call takes anew: whose, and by which of its methods."""
-
-    of: str
-    method: str
-    args: tuple[Any, ...]
-
-    def taken(self, tensor: Any) -> Any:
-        """The view of this tensor."""
-        return getattr(tensor, self.method)(*self.args)
-
-
 @dataclass(frozen=True)
 class Tracing:
     """What holds while a function is traced."""
@@ -86,6 +75,8 @@ class Tracing:
     has_gradients: bool = True  # whether torch records gradients where the function begins
     overwritten: list[Overwritten] = field(default_factory=list)
     views: dict[str, View] = field(default_factory=dict)  # of those that it has, by name
+    # What is computed and then seen otherwise, with what stands for the result of a chain to it.
+    before: dict[Expr, Expr] = field(default_factory=dict)
     made: Mapping[int, Any] = field(default_factory=lambda: _made.get({}))  # of numbers, by id
     used: list[tuple[Any, int]] = field(default_factory=list)  # those of them, as they were
     asked: list[str] = field(default_factory=list)  # what it wanted to know of values

@@ -16,6 +16,7 @@ from fusegen import ir
 from fusegen.asked import ASKED, axes_of
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
+from fusegen.moving import looked_up, moved
 from fusegen.ops import ALIASES, OPS, Op, lookup, nearest
 from fusegen.shaping import as_numbers, is_part, part_of
 from fusegen.sizes import says_last, shape_of, with_numbers
@@ -23,9 +24,9 @@ from fusegen.spellings import OF_SIZES, SPELLED, cast
 from fusegen.standing import Overwritten, current, known, note, seen_through, users_of
 from fusegen.unsaid import (
     MOVING,
+    PLACING,
     SEEING,
     UNKNOWN,
-    NotKnownYet,
     current_call,
     device_of,
     is_type,
@@ -86,8 +87,10 @@ def attribute_of(x: Expr, name: str) -> Any:
         guess = None if is_own else nearest(name, [*OPS, *ALIASES])
         hint = f"; did you mean {guess!r}?" if guess else ""
         raise AttributeError(f"'Expr' object has no attribute {name!r}{hint}")
-    if name in MOVING:
-        return lambda *args: _moved(x, name, args)
+    if name in ("T", "mT"):
+        return moved(x, name, (), {})
+    if name in (*MOVING, *PLACING):
+        return lambda *args, **kwargs: moved(x, name, args, kwargs)
     if name in SEEING and tells_all():
         return lambda *args, **kwargs: _seen(x, name, args, kwargs)
     if name in UNKNOWN:
@@ -102,6 +105,8 @@ def item_of(x: Expr, key: object) -> Expr:
     x = known(x, "x[...]")
     keys = key if isinstance(key, tuple) else (key,)
     call = current_call()
+    if any(isinstance(k, Expr) for k in keys):
+        return looked_up(x, keys)
     if call is not None and (is_part(index := as_numbers(keys)) or tells_all()):
         view = call.view(x, "__getitem__", index)
         if view is not None:
@@ -157,8 +162,8 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     """The operation of this name, with arguments as torch has them."""
     args = [known(value, where) for value in args]
     kwargs = {word: known(value, where) for word, value in kwargs.items()}
-    if name in MOVING and args and isinstance(args[0], Expr):
-        return _moved(args[0], name, [*args[1:], *kwargs.values()])
+    if name in (*MOVING, *PLACING) and args and isinstance(args[0], Expr):
+        return moved(args[0], name, args[1:], kwargs)
     if name in UNKNOWN:
         raise ChainError(f"{where}: {UNKNOWN[name]}")
     name = name.lstrip("_")
@@ -188,7 +193,7 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     if floats := [v for v in (*others, *kwargs.values()) if type(v) is float]:
         if name == "where":
             others = [_beside(floats[0], value) for value in others]
-        elif name not in _CASTING:
+        elif name not in (*_CASTING, "embedding"):
             x = _beside(floats[0], x)
     if name in SPELLED:
         told = {_RENAMED.get(k, k): v for k, v in kwargs.items() if v is not None}
@@ -216,17 +221,6 @@ def _seen(x: Expr, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     view = call.view(x, method, *as_numbers(args)) if not kwargs else None
     found: Expr = _called(f"x.{method}", method, (x, *args), kwargs) if view is None else view
     return found
-
-
-def _moved(x: Expr, method: str, args: Sequence[Any]) -> Expr:
-    """A tensor that is given, with its axes in another order, which is a view of it."""
-    if x.op != "input" or current() is None:
-        raise ChainError(f"x.{method}: {UNKNOWN[method]}")
-    if (call := current_call()) is None:
-        raise NotKnownYet(f"x.{method}: the call has to take such a view; {UNKNOWN[method]}")
-    view = call.view(x, method, *as_numbers(tuple(args)), is_last_resort=True)
-    assert view is not None
-    return view
 
 
 def _overwriting(

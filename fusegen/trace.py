@@ -1,55 +1,23 @@
-"""A Python function of expressions as a chain: traced once, its graph laid out as steps.
-
-A graph becomes a line by choosing, for every operation, which argument is the running value: the
-one computed last, wherever the operation has a form that takes it there (`1 - x` is `rsub(1)`).
-Any other value computed from x is kept when it is made, and named where it is used.
-"""
+"""A Python function of expressions as a chain: traced once, its graph laid out as steps."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fusegen import ir
+from fusegen.arranging import ALONE, BY_CALL, ORDER, arranged, by_input
 from fusegen.errors import ChainError
-from fusegen.ir import ARITY, Expr
-from fusegen.ops import (
-    BadArgument,
-    Chain,
-    Op,
-    Placement,
-    Step,
-    lookup,
-    operand,
-    takes,
-)
+from fusegen.ir import Expr
+from fusegen.ops import BadArgument, Chain, Placement, takes
 from fusegen.ops.schema import show_value
 from fusegen.parameters import operand_of, parameters_of
-from fusegen.standing import View, known, stand_in, standing_for
+from fusegen.standing import Tracing, known, stand_in, standing_for
+from fusegen.taking import Other, Place, View, taken_apart
 from fusegen.tensorlike import be_like_tensors
 from fusegen.unsaid import NotKnownYet, aligned, current_call
 
 be_like_tensors()
-
-# The same operation with its two arguments exchanged.
-_SYMMETRIC = ("add", "mul", "minimum", "maximum", "eq", "ne", "logical_and", "logical_or")
-_EXCHANGED: Mapping[str, str] = {
-    **dict(zip(_SYMMETRIC, _SYMMETRIC, strict=True)),
-    "lt": "gt",
-    "gt": "lt",
-    "le": "ge",
-    "ge": "le",
-    "sub": "rsub",
-    "div": "rdiv",
-    "pow": "rpow",
-}
-_PER_CHANNEL: Mapping[str, str] = {
-    "add": "add_channel",
-    "sub": "sub_channel",
-    "mul": "mul_channel",
-    "div": "div_channel",
-}
 
 
 class Traced(NamedTuple):
@@ -71,13 +39,17 @@ class Traced(NamedTuple):
     drawn: Any = None  # what each call draws of the tensors that it makes, if it draws any
     # Tensors of which it is not known whether they are integers, where that makes a difference.
     loose: frozenset[str] = frozenset()
+    # Chains to values that are seen otherwise: of each the name, and its input's, and the chain.
+    before: tuple[tuple[str, str, Chain], ...] = ()
+    form: Any = None  # of what the function gives, where that is no tuple of values
+    seen_as: str = ""  # the name by which the first chain's result is seen otherwise
 
     def alone(self) -> Chain:
         """The chain, where there is nothing beside it; else it raises NotKnownYet."""
         if self.rest:
-            raise NotKnownYet(f"{self.rest[0][1].text}: a result of the function {_ALONE}")
+            raise NotKnownYet(f"{self.rest[0][1].text}: a result of the function {ALONE}")
         if self.order:
-            raise NotKnownYet(f"{self.chain.text}: {_ORDER}")
+            raise NotKnownYet(f"{self.chain.text}: {ORDER}")
         return self.chain
 
 
@@ -91,18 +63,6 @@ def trace(
     the chain's result, and the others are given beside it.
     """
     return traced(function, held, given).alone()
-
-
-_BY_CALL = "; fusegen.compile and fusegen.Layer take it where it is called"
-_ALONE = (
-    "does not depend on the first parameter; make a chain of what is computed of one tensor, and "
-    f"call it for each{_BY_CALL}"
-)
-_ORDER = (
-    "of what a function returns, the first value is the one that is computed last, and the others, "
-    "each of them once, are in the order in which they are computed; fusegen.compile and "
-    "fusegen.Layer take any other order"
-)
 
 
 def traced(
@@ -121,12 +81,13 @@ def traced(
     input_name, parameters = parameters_of(function, name, given)
     placements = {operand_of(p): placement for p, placement in parameters.items()}
     x, tensors = stand_in(input_name), {p: stand_in(operand_of(p)) for p in parameters}
+    given_back: list[Any] = []
     with standing_for(held or {}, x, {input_name, *placements}) as tracing:
         try:
             tensors = {name: aligned(tensor) for name, tensor in tensors.items()}
             result: object = function(x, **tensors)
-            if isinstance(result, tuple):
-                result = tuple([known(each, name) for each in result])
+            form = taken_apart(result, given_back)
+            results = tuple([known(each, name) for each in given_back])
         except BadArgument as error:
             raise ChainError(f"{name}: {error}") from error
         except ChainError:
@@ -144,256 +105,75 @@ def traced(
                 f"expressions; it uses operators and fusegen's operations, and no `if` on their "
                 "values)"
             ) from error
-    results = result if isinstance(result, tuple) and result else (result,)
-    for each in results:
+    for each in results or [result]:
         if not isinstance(each, Expr):
             raise ChainError(f"{name}: must return an expression, got {show_value(each)}")
     computed = tuple(dict.fromkeys(each for each in results if each.op != "input"))
     if not computed and x in results:
         raise ChainError(f"{name}: returns its first parameter unchanged; a chain needs a step")
+    places = tuple(map(Place, range(len(results))))
+    is_plain = isinstance(form, Place) or (type(form) is tuple and form == places)
+    seen_as = ""
+    if not computed:  # but for what is seen otherwise then
+        computed = tuple([*tracing.before][-1:])
+        seen_as = ir.name_of(tracing.before[computed[0]]) if computed else ""
     tracing.check(results)
     others = {**placements, **dict.fromkeys(tracing.others)}
     chains: list[tuple[str, Chain]] = []
-    arranged: list[Expr] = []
+    line: list[Expr] = []
     begun = [input_name]
     for part, view in tracing.views.items():
         begun += [part] * (view.of in begun)
     parts = [tracing.others[part] for part in begun[1:]]
-    for main, mine in _by_input(name, (x, *parts), computed):
-        chain, found = _arranged(name, main, others, mine, tracing.aligned)
+    for main, mine in by_input(name, (x, *parts), computed):
+        chain, found = arranged(name, main, others, mine, tracing.aligned)
         taken = tuple(operand for operand in others if operand in chain.given)
         chains.append((ir.name_of(main), takes(*taken) | chain if taken else chain))
-        arranged += found
+        line += found
     order: tuple[int | str, ...] = ()
-    if tuple(arranged) != results or len(chains) > 1:
-        order = tuple([arranged.index(r) if r in arranged else ir.name_of(r) for r in results])
-    used = {*order, *(n for main, chain in chains for n in (main, *chain.given))}
+    if tuple(line) != results or len(chains) > 1 or not is_plain:
+        order = tuple([line.index(r) if r in line else ir.name_of(r) for r in results])
+    used = {*map(str, order), *(n for main, chain in chains for n in (main, *chain.given))}
+    before = _before(name, tracing, (x, *parts), others, used - {seen_as})
     unused = [p for p in placements if p not in used]
     if unused and current_call() is None:  # its sizes may be all that is wanted
-        raise NotKnownYet(f"{name}: the parameter {unused[0]!r} is never used{_BY_CALL}")
+        raise NotKnownYet(f"{name}: the parameter {unused[0]!r} is never used{BY_CALL}")
     (begin, chain), *rest = chains
     begin = "" if begin == input_name else begin
     loose = frozenset("x" if name == input_name else name for name in tracing.loose)
-    return Traced(chain, tracing.held, tracing.views, None, order, tuple(rest), begin, None, loose)
+    seen = tuple((n, "" if main == input_name else main, chain) for n, main, chain in before)
+    beside = (None, order, tuple(rest), begin, None, loose, seen)
+    form = None if is_plain and not isinstance(form, Place) else form
+    return Traced(chain, tracing.held, tracing.views, *beside, form, seen_as)
 
 
-def _by_input(
-    name: str, first: Sequence[Expr], computed: tuple[Expr, ...]
-) -> Iterator[tuple[Expr, tuple[Expr, ...]]]:
-    """The results that depend on the first parameter, or else on one of its views; then those that
-    depend on another input, and on none of the ones before.
-    """
-    inputs = {each: [n for n in ir.topological([each]) if n.op == "input"] for each in computed}
-    met = [n for found in inputs.values() for n in found]  # a call has the other tensors too
-    x = next((v for v in (*first, *(met if current_call() else [])) if v in met), first[0])
-    mine = tuple(each for each in computed if x in inputs[each])
-    if not mine:
-        which = f"result 1 of {len(computed)}" if len(computed) > 1 else "the result"
-        raise NotKnownYet(f"{name}: {which} {_ALONE}")
-    while mine:
-        yield x, mine
-        computed = tuple(each for each in computed if each not in mine)
-        x = inputs[computed[0]][0] if computed and inputs[computed[0]] else x
-        mine = tuple(each for each in computed if x in inputs[each])
-
-
-def _arranged(
+def _before(
     name: str,
-    x: Expr,
-    placements: Mapping[str, Placement | None],
-    computed: tuple[Expr, ...],
-    aligned: Container[str],
-) -> tuple[Chain, tuple[Expr, ...]]:
-    """The chain to some results, and these in the order in which it gives them."""
-    problem: ChainError | None = None
-    for arranged in itertools.islice(itertools.permutations(computed), 24):
-        try:
-            return _Line(name, x, placements, aligned).through(arranged), arranged
-        except OrderError as error:
-            problem = problem or error
-    assert problem is not None
-    raise problem
-
-
-class OrderError(ChainError):
-    """Results in an order in which a chain does not give them."""
-
-
-def chain_to(value: Expr, x: Expr, operands: Sequence[str]) -> Chain:
-    """The steps from an input, with others beside it, to a value that is computed of it."""
-    return _Line("the function", x, dict.fromkeys(operands)).through((value,))
-
-
-class _Line:
-    """Lays a traced graph out as steps."""
-
-    def __init__(
-        self,
-        name: str,
-        x: Expr,
-        placements: Mapping[str, Placement | None],
-        aligned: Container[str] = (),
-    ) -> None:
-        self.name, self.aligned = name, aligned
-        self.x = x
-        self.placements = placements
-        self.kept: dict[Expr, str] = {}
-        self.given: tuple[Expr, ...] = ()
-
-    def through(self, results: tuple[Expr, ...]) -> Chain:
-        """The steps from x to the first of the results, by way of the others."""
-        live, of_x = self._live(results)
-        if alone := [i for i, r in enumerate(results, start=1) if r not in of_x]:
-            which = f"result {alone[0]} of {len(results)}" if len(results) > 1 else "the result"
-            raise ChainError(f"{self.name}: {which} {_ALONE}")
-        order = _in_order(results, live, of_x)
-        self.given = tuple(n for n in order if n in results[1:])
-        if self.given != results[1:] or order[-1] is not results[0]:
-            raise OrderError(f"{self.name}: {_ORDER}")
-        running, plan = self.x, []
-        for node in order:
-            places = [i for i in _running_places(node) if node.args[i] in live]
-            places = places or [i for i in _running_places(node) if node.args[i].op == "input"]
-            if not places:
-                raise ChainError(
-                    f"{self.name}: the first argument of {_called(node)} is a number; it must be "
-                    "a tensor"
-                )
-            numbers = [i for i in _running_places(node) if _is_number(node.args[i], live)]
-            places = numbers or places  # a condition counts as a number beside one, and not before
-            place = next((i for i in places if node.args[i] is running), places[0])
-            for i, arg in enumerate(node.args):
-                if arg in live and (i != place or arg is not running):
-                    self.kept.setdefault(arg, self._unused_name())
-            if node in self.given:
-                self.kept.setdefault(node, self._unused_name())
-            if node.args[place].op == "input" and ir.name_of(node.args[place]) in self.aligned:
-                self.kept.setdefault(self.x, self._unused_name())
-            plan.append((node, place, node.args[place] is running))
-            running = node
-        return self._written(plan)
-
-    def _written(self, plan: list[tuple[Expr, int, bool]]) -> Chain:
-        steps: list[Step] = []
-        if self.x in self.kept:
-            steps.append(Step("keep", names=(self.kept[self.x],)))
-        for node, place, follows in plan:
-            if not follows:
-                steps += self._taking_up(node.args[place], is_past_x=node is not plan[0][0])
-            steps.append(self._call(node) if node.op == "call" else self._primitive(node, place))
-            if node in self.kept:
-                op = "give" if node in self.given else "keep"
-                steps.append(Step(op, names=(self.kept[node],)))
-        return Chain(tuple(steps))
-
-    def _taking_up(self, value: Expr, *, is_past_x: bool) -> list[Step]:
-        """The step that goes on with a value that was kept, or with an operand: behind x, if that
-        lies along its axes.
-        """
-        if value in self.kept:
-            return [Step("recall", names=(self.kept[value],))]
-        name = ir.name_of(value)
-        if self.placements.get(name) == "channel":
-            raise ChainError(
-                f"{self.name}: {name!r} is annotated as channel, but something is computed from it "
-                "alone; annotate it as Expr and pass it in a shape that broadcasts, such as "
-                "(C, 1, 1)"
-            )
-        is_behind_x = name in self.aligned and is_past_x
-        before = [Step("recall", names=(self.kept[self.x],))] if is_behind_x else []
-        return [*before, operand(name).written[0]]
-
-    def _live(self, results: Sequence[Expr]) -> tuple[set[Expr], set[Expr]]:
-        """What is computed, and x; and of that what depends on x."""
-        live, of_x = {self.x}, {self.x}
-        for node in ir.topological(results):
-            if node.op in ("input", "const"):
-                continue
-            live.add(node)
-            if not of_x.isdisjoint(node.args):
-                of_x.add(node)
-            if node.op not in (*ARITY, "call"):
-                raise ChainError(
-                    f"{self.name}: {node.op} needs a tensor's axes; it belongs in an @op function"
-                )
-        return live, of_x
-
-    def _call(self, node: Expr) -> Step:
-        definition, slots, attributes, _ = node.attrs
-        assert isinstance(definition, Op)
-        assert isinstance(slots, tuple)
-        assert isinstance(attributes, tuple)
-        operands = tuple(
-            (slot, str(self._argument(arg))) for slot, arg in zip(slots, node.args[1:], strict=True)
-        )
-        for slot, name in operands:
-            asked, given = self.placements.get(name), definition.parameter(slot).placement
-            if (asked, given) in (("channel", "broadcast"), ("trailing", "channel")):
-                raise ChainError(
-                    f"{self.name}: {name!r} is annotated as {asked}, but {definition.name} takes "
-                    f"{slot} as {given}"
-                )
-        operands += tuple(definition.drawn(attributes))
-        return Step(definition.name, attributes, operands, definition=definition)
-
-    def _primitive(self, node: Expr, place: int) -> Step:
-        op = node.op if place == 0 else _EXCHANGED[node.op]
-        arguments = [self._argument(arg) for i, arg in enumerate(node.args) if i != place]
-        channels = [a for a in arguments if self.placements.get(str(a)) == "channel"]
-        if channels:
-            if op not in _PER_CHANNEL:
-                raise ChainError(
-                    f"{self.name}: {op} has no form that takes {channels[0]!r} per channel; "
-                    f"annotate it as Expr and pass it in a shape that broadcasts, such as (C, 1, 1)"
-                )
-            op = _PER_CHANNEL[op]
-        return lookup(op).step(arguments, {})
-
-    def _argument(self, node: Expr) -> str | float:
-        """A node where it is not the running value: the name it goes by, or its number."""
-        if node in self.kept:
-            return self.kept[node]
-        number = ir.constant(node)
-        return ir.name_of(node) if number is None else number
-
-    def _unused_name(self) -> str:
-        name = f"kept_{len(self.kept)}"
-        while name in self.placements:
-            name += "_"
-        return name
-
-
-def _is_number(node: Expr, live: Container[Expr]) -> bool:
-    """Whether a value that is computed is none that holds or does not."""
-    return node in live and node.op not in (*ir.COMPARISONS, *ir.CONNECTIVES)
-
-
-def _called(node: Expr) -> str:
-    called = node.attrs[0] if node.op == "call" else None
-    return called.name if isinstance(called, Op) else node.op
-
-
-def _running_places(node: Expr) -> tuple[int, ...]:
-    """The arguments that may be the running value when the node becomes a step."""
-    return (0, 1) if node.op in _EXCHANGED else (0,)
-
-
-def _in_order(results: Sequence[Expr], live: set[Expr], of_x: set[Expr]) -> list[Expr]:
-    """The operations, arguments first, the one that must be running last of all; what is computed
-    from operands alone just before it is used; the first of the results after the others.
+    tracing: Tracing,
+    first: Sequence[Expr],
+    others: Mapping[str, Placement | None],
+    used: set[str],
+) -> list[tuple[str, str, Chain]]:
+    """The chains to values that are seen otherwise, as far as they are used; what they use is then
+    used too.
     """
-    order: list[Expr] = []
-    seen: set[Expr] = set()
-    stack = [(results[0], False), *((r, False) for r in reversed(results[1:]))]
-    while stack:
-        node, ready = stack.pop()
-        if ready:
-            order.append(node)
-        elif node not in seen and node.args and node in live:
-            seen.add(node)
-            stack.append((node, True))
-            # The stack is read from its end: what is pushed first is computed last.
-            args = node.args if len(_running_places(node)) == 1 else node.args[::-1]
-            args = tuple(sorted(args, key=of_x.__contains__)) if live.issuperset(args) else args
-            stack.extend((arg, False) for arg in args)
-    return order
+    found: list[tuple[str, str, Chain]] = []
+    for value, leaf in reversed(tracing.before.items()):
+        for view in [view for part, view in reversed(tracing.views.items()) if part in used]:
+            used |= {view.of, *_names_in(view.args), *_names_in([*view.named.values()])}
+        if ir.name_of(leaf) not in used:
+            continue
+        ((main, mine),) = by_input(name, first, (value,))
+        chain, _ = arranged(name, main, others, mine, tracing.aligned)
+        taken = tuple(operand for operand in others if operand in chain.given)
+        chain = takes(*taken) | chain if taken else chain
+        found.insert(0, (ir.name_of(leaf), ir.name_of(main), chain))
+        used |= {ir.name_of(main), *taken}
+    return found
+
+
+def _names_in(told: Any) -> list[str]:
+    """The names of tensors in what a view is told."""
+    if isinstance(told, Other):
+        return [told.name]
+    return [n for each in told for n in _names_in(each)] if isinstance(told, tuple | list) else []

@@ -28,21 +28,38 @@ UNTOLD = (
     "it when it is called; flatten(1), unflatten, mean and the like need no sizes"
 )
 SEEING = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "select")
-MOVING = ("permute", "transpose", "t", "movedim", "swapaxes", "swapdims")
+MOVING = ("permute", "transpose", "t", "movedim", "swapaxes", "swapdims", "T", "mT")
+# What puts elements in other places: no step does it, but a call.
+PLACING: tuple[str, ...] = (
+    "flip",
+    "roll",
+    "repeat",
+    "repeat_interleave",
+    "tile",
+    "unfold",
+    "index_select",
+)
+PLACING += ("index_select", "diagonal", "diag", "pad")
+PLACING += ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
 # What a tensor knows of itself, and what to write where a chain asks for it.
 UNKNOWN: Mapping[str, str] = {
     **dict.fromkeys(("item", "tolist", "numpy", "cpu"), "it has no values before a call"),
     **dict.fromkeys(("requires_grad", "is_leaf", "grad_fn"), "it is not known before a call"),
     **dict.fromkeys(
-        (*MOVING, "T", "mT"),
+        MOVING,
         "no step exchanges axes; pass such a view of the tensor, which is read where it lies",
+    ),
+    **dict.fromkeys(
+        PLACING,
+        "no step puts elements elsewhere; fusegen.compile takes a function that does, whose calls "
+        "have torch do it",
     ),
     **dict.fromkeys(
         ("matmul", "mm", "bmm", "linear", "conv1d", "conv2d", "conv3d", "einsum"),
         "a chain follows a product or a convolution: call it with what that gives",
     ),
     **dict.fromkeys(
-        ("pad", "cumsum", "sort", "topk"),
+        ("cumsum", "sort", "topk"),
         "no step does it; compile what stands before and behind it as chains of their own",
     ),
 }
@@ -89,10 +106,10 @@ class Call(Protocol):
         """What it gives to the function, by what stands for it."""
 
     def view(
-        self, value: Expr, method: str, *args: Any, is_last_resort: bool = False
+        self, value: Expr, method: str, /, *args: Any, is_last_resort: bool = False, **named: Any
     ) -> Expr | None:
         """What stands for a view of a tensor, which the call takes of it by a method; None for what
-        is computed, and of the first tensor if it is not the last resort.
+        is computed, and of the first tensor, if it is not the last resort.
         """
 
     def aligned(self, value: Expr) -> Expr:

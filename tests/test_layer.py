@@ -289,7 +289,6 @@ def masked_by_what_it_changes(m, x):
         (lambda m, x: x * float(m.t), "'t': a tensor of the module has no values before a call"),
         (lambda m, x: x * 2 if m.t > 0 else x, "no truth value while the chain is built"),
         (lambda m, x: x * m.t.detach().add_(1), "add_ changes x in place"),
-        (lambda m, x: (x * m.t).permute(0), "no step exchanges axes"),
         (lambda m, x: x * CLOSED_OVER, "got a Tensor, wanted an expression or a number"),
         (scaled_by_what_it_changes, "add_ changes x in place"),
         (masked_by_what_it_changes, "logical_and_ changes x in place"),

@@ -484,9 +484,6 @@ def changed(x):
     [
         (changed, "the function changes a tensor that it makes"),
         (lambda x: x.cumsum(-1) / x.size(-1), "x.cumsum: no step does it"),
-        (lambda x: (x * 2).transpose(0, 1) / x.size(-1), "no step exchanges axes"),
-        (lambda x: (x / x.size(-1))[..., :3], "a slice is one of equal parts"),
-        (lambda x: (x / x.size(-1)).split((3, 5), -1), "or to split what the call is given"),
         (lambda x: x.mean(1, keepdim=True).expand(3, 4, x.size(-1)) + 1, "x.expand: where x meets"),
     ],
 )
@@ -830,16 +827,16 @@ TRACED_ANEW = {
     "a part": (lambda x, b: x * b[..., :3].sum() + b[0, :3, None], ((2, 7), "number")),
     "whole floats": (lambda x, m: x + (1.0 - m[:, :, None]) * -10000.0, ((2, 3), "whole")),
     "a sum of floats": (lambda x, m: x / (m + 1.0).unsqueeze(-1), ((2, 3), "whole")),
-    "unequal labels": (
-        lambda x, m: x.mean(-1, keepdim=True) * (m[:, :, None] != m[:, None, :]),
-        ((2, 3), "whole"),
-    ),
-    "one label": (lambda x, m: F.cross_entropy(x[0], m[0]), ((2, 3), "whole")),
 }
 
 
 # And what one takes as it is.
 TRACED_ONCE = {
+    "unequal labels": (
+        lambda x, m: x.mean(-1, keepdim=True) * (m[:, :, None] != m[:, None, :]),
+        ((2, 3), "whole"),
+    ),
+    "one label": (lambda x, m: F.cross_entropy(x[0], m[0]), ((2, 3), "whole")),
     "a mean of tokens": (pooled, ((2, 3), "whole")),
     "a mask's size": (lambda x, m: x + m.unsqueeze(-1).expand_as(x), ((2, 3), "truth")),
     "a mask's new axis": (lambda x, m: x * m.unsqueeze(-1), ((2, 3), "truth")),
