@@ -57,7 +57,7 @@ def _drawn_like(name: str) -> Callable[..., Any]:
         like: Any = getattr(own, "like", own)
         torch = sys.modules["torch"]
         is_usual = torch.empty_like(like, device="meta").is_contiguous()
-        if not is_usual and (x.op != "input" or _is_relaid()):
+        if not is_usual and _is_relaid():
             raise ChainError(
                 f"torch.{name}: in which order a value lies in memory is not followed here, but of "
                 f"what is contiguous; draw torch.{name.removesuffix('_like')}(x.shape, "

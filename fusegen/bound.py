@@ -125,23 +125,29 @@ class Bound:
     ) -> tuple[int, ...]:
         """The graph's axes, outermost in memory first, from x's, or from those of a tensor with
         these slots; as they are counted where x, or what is known of its order, does not say, where
-        a step sees axes as one that do not lie as one, or where axes whose windows share elements
-        do not lie beside each other.
+        a step for which it counts sees axes as one that do not lie as one, or where axes whose
+        windows share elements do not lie beside each other. An axis that x lacks lies before the
+        next one, unless the result has it by itself.
         """
         slots = self.slots if slots is None else slots
         logical = tuple(range(-len(self.domain), 0))
-        order = tuple(a for axis in order_of_x or () for a in slots[axis])
-        if sorted(order) != list(logical):
+        order = [a for axis in order_of_x or () for a in slots[axis]]
+        alone = {axes[0] for axes in self.result if len(axes) == 1}
+        for missing in reversed([a for a in logical if a not in order and a not in alone]):
+            following = [order.index(a) for a in range(missing + 1, 0) if a in order]
+            order.insert(following[0] if following else len(order), missing)
+        if not order_of_x or sorted(order) != list(logical):
             return logical
         sliding = sorted(order.index(a) for a, w in self.windows if isinstance(w, Slide))
         if sliding != list(range(sliding[0], sliding[-1] + 1) if sliding else []):
             return logical
-        seen = {members for place in self.places if place is not None for members in place.axes}
-        for members in seen:
+        steps = zip(self.chain.steps, self.places, strict=True)
+        ordered = [p for step, p in steps if step.is_ordered and p is not None]
+        for members in {members for place in ordered for members in place.axes}:
             along = [order.index(a) for a in members if self.domain[a] != 1]
             if along != sorted(along):
                 return logical
-        return order
+        return tuple(order)
 
     def order_of_result(self, order: Sequence[int]) -> tuple[int, ...] | None:
         """The result's axes, outermost in memory first, where the graph's lie in this order; None

@@ -258,8 +258,8 @@ def _joined(name: str) -> Callable[..., Expr]:
         call = current_call()
         if len(values) > most and call is None:
             raise NotKnownYet(
-                f"torch.{name}: got {len(values)} values; of more than {most} fusegen.compile takes "
-                "a function whose calls have torch put them side by side"
+                f"torch.{name}: got {len(values)} values; of more than {most} fusegen.compile "
+                "takes a function whose calls have torch put them side by side"
             )
         if call and (len(values) > most or (tells_at_once() and not _are_alike(call, values))):
             view = call.view(first, name, others, dim, is_last_resort=True)

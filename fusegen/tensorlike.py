@@ -274,7 +274,7 @@ def _alone(op: str, method: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
 def _beside(number: float, x: Any) -> Any:
     """x where it meets a written float: of integers, numbers of the default type."""
     tracing, call = current(), current_call()
-    if not isinstance(x, Expr) or tracing is None:
+    if not isinstance(x, Expr) or tracing is None or x.rank is not None:  # in an op's body
         return x
     if x.op in (*ir.COMPARISONS, *ir.CONNECTIVES):
         return cast(x, "float32")

@@ -396,3 +396,26 @@ def test_a_result_in_another_shape_may_be_written_to(text, x, operands, device):
     eager = x.detach().clone().requires_grad_()
     fused.reference(eager, *operands).mul(2).sum().backward()
     assert torch.equal(x.grad, eager.grad)
+
+
+LYING = {
+    "parts of an operand": lambda x, e: x * (1 + e.chunk(2, 1)[0]) + e.chunk(2, 1)[1],
+    "a bound for each sample": lambda x, e: x / x.abs().flatten(1).amax(1)[:, None, None, None],
+    "a norm of each sample": lambda x, e: x / (x.flatten(1).norm(dim=1).view(-1, 1, 1, 1) + 1),
+    "side by side": lambda x, e: torch.cat([torch.relu(x), torch.sigmoid(x)], 1),
+    "the first part": lambda x, e: x.chunk(2, 1)[0] * 2,
+}
+
+
+@pytest.mark.parametrize("case", LYING)
+def test_results_lie_in_memory_as_eagers_do(case, device):
+    function = LYING[case]
+    x, e = torch.randn(2, 8, 6, 5, device=device), torch.randn(2, 16, 1, 1, device=device)
+    fused = fusegen.compile(function)
+    for memory_format in (torch.channels_last, torch.contiguous_format):
+        x = x.detach().contiguous(memory_format=memory_format).requires_grad_()
+        found, wanted = fused(x, e), function(x, e)
+        torch.testing.assert_close(found, wanted)
+        assert found.is_contiguous(memory_format=memory_format)
+        ours, eager = (torch.autograd.grad(r.square().sum(), x)[0] for r in (found, wanted))
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)

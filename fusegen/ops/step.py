@@ -215,6 +215,15 @@ class Step:
         """Whether it reduces its value, windows aside."""
         return any(node.op == "reduce" for node in self.body)
 
+    @property
+    def is_ordered(self) -> bool:
+        """Whether it counts in which order the places along its axes are, or where operands lie."""
+        kinds = ("max", "argmax", "pick")
+        counts = any(
+            n.op == "position" or (n.op == "reduce" and n.attrs[0] in kinds) for n in self.body
+        )
+        return counts or bool(self.operands)
+
     @cached_property
     def fingerprint(self) -> str:
         """For an op of the user's own, a digest of what the step computes; else nothing.
