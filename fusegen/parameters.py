@@ -11,6 +11,8 @@ from fusegen.ops import RESERVED, Placement
 from fusegen.ops.schema import alternatives, annotations_of
 from fusegen.unsaid import NotKnownYet, current_call
 
+NUMBERS = (bool, int, float, str)  # what a call may give in the place of a tensor: a constant
+
 
 def operand_of(parameter: str) -> str:
     """What the chain calls the operand that a function has as this parameter, behind the first."""
@@ -51,7 +53,8 @@ def parameters_of(
         annotated = parameter.name in hints
         placement = _placement(hints[parameter.name]) if annotated else None
         if annotated and placement is None and not is_given:
-            raise ChainError(
+            waits = hints[parameter.name] in NUMBERS and current_call() is None
+            raise (NotKnownYet if waits else ChainError)(
                 f"{name}: the parameter {parameter.name!r} must be a tensor (Expr, Channel or "
                 f"Trailing); for a constant give it a default, {parameter.name}=0.1"
             )

@@ -35,12 +35,7 @@ from fusegen.arguments import (
 from fusegen.autocasting import is_sensitive, under_autocast
 from fusegen.bound import Bound
 from fusegen.cache import build_key
-from fusegen.errors import (
-    ArgumentError,
-    EmptyReductionError,
-    OtherAxesError,
-    UnsupportedError,
-)
+from fusegen.errors import ArgumentError, EmptyReductionError, OtherAxesError, UnsupportedError
 from fusegen.execution import Part, Result
 from fusegen.inlining import applied
 from fusegen.ir import Expr
@@ -50,6 +45,7 @@ from fusegen.modules import generator, target_of
 from fusegen.operators import LIBRARY, recorded
 from fusegen.ops import Chain
 from fusegen.optional import Optionals
+from fusegen.parameters import NUMBERS
 from fusegen.plan import remember
 from fusegen.reference import run_eagerly
 from fusegen.situation import situation_of
@@ -109,6 +105,8 @@ class Fused:
             if cast is not None:
                 return cast(x, *operands, out=out, **named)
         if named or len(operands) != len(self._given):
+            if self._instead and any(isinstance(v, NUMBERS) for v in (*operands, *named.values())):
+                return self._instead(x, *operands, out=out, **named)
             fused, operands, named = self._optionals.chosen(self, operands, named)
             if fused is not self:
                 return fused(x, *operands, out=out, **named)

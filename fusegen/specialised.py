@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
 from typing import Any, NoReturn
@@ -24,31 +25,39 @@ from fusegen.errors import ArgumentError, ChainError
 from fusegen.ir import Expr
 from fusegen.ops import Chain
 from fusegen.optional import Optionals
-from fusegen.parameters import operand_of
+from fusegen.parameters import NUMBERS, operand_of
 from fusegen.plan import remember
 from fusegen.runtime import Fused
 from fusegen.trace import traced
+
+_MANY = 16
+_TOO_MANY = (
+    "{} was called with {} different numbers, each of which is a chain of its own, that is built; "
+    "pass what changes from call to call as a tensor, such as torch.tensor(0.5)"
+)
 
 
 class Specialised:
     """A function that asks for sizes or types, compiled: `fusegen.compile` gives it in the place of
     a `Fused`, and it is called as one.
 
-    Each combination of shapes and types is traced when it is first seen, and what the function
-    computes of sizes is a number in its chain, so that other numbers are other chains, and built
-    anew. Tensors that the function makes, such as a mask, are made then too. `compiled_for` gives
-    the compiled chain for some tensors. Under torch.compile a call of it is outside of the graph.
+    Each combination of shapes, types and numbers is traced when it is first seen, and what the
+    function computes of sizes is a number in its chain, so that other numbers are other chains, and
+    built anew. Tensors that the function makes, such as a mask, are made then too. `compiled_for`
+    gives the compiled chain for some tensors. Under torch.compile a call of it is outside of the
+    graph.
     """
 
     def __init__(self, function: Callable[..., Any], reason: str) -> None:
         self._function, self._reason = function, reason
         self.__name__: str = getattr(function, "__name__", type(function).__name__)
-        forward = getattr(function, "forward", function)
+        self._forward = forward = getattr(function, "forward", function)
         self._signature = inspect.signature(forward)
         optionals = Optionals(forward)
         self._wanted = [next(iter(self._signature.parameters)), *optionals.required]
         self._optional = sorted(optionals.names)
         self._answers = Answers()
+        self._by_numbers: dict[Any, Answers] = {}  # what is traced with numbers that calls give
         # What was called before with just the operands of its chain is known again by that.
         self._known: dict[Any, Fused] = {}
         update_wrapper(self, function, updated=())
@@ -69,8 +78,8 @@ class Specialised:
             return self._known[key](*args, out=out)
         if any(isinstance(value, Expr) for value in (*args, *named.values())):
             return self._function(*args, **named)  # in a function that is traced itself
-        given = self._given(args, named)
-        chosen = self._chosen(given)
+        given, numbers = self._given(args, named)
+        chosen = self._chosen(given, numbers)
         x, *operands = given
         if key is not None and chosen.is_plain and chosen.fused.chain.given == (*operands,):
             remember(self._known, key, chosen.fused)
@@ -79,8 +88,10 @@ class Specialised:
         run = Fused.__call__ if out is None else partial(Fused.__call__, out=out)
         return chosen.called(x, given.__getitem__, run)
 
-    def _given(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The tensors by the names of the parameters."""
+    def _given(
+        self, args: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors, and the numbers, by the names of the parameters."""
         if not named and len(args) == len(self._wanted):
             given = dict(zip(self._wanted, args, strict=True))
         else:
@@ -89,30 +100,39 @@ class Specialised:
             except TypeError as error:
                 raise ArgumentError(f"{self.__name__}{self._signature}: {error}") from None
             given = {n: v for n, v in given.items() if v is not None or n not in self._optional}
-            if numbers := [n for n in given if n not in (*self._wanted, *self._optional)]:
-                raise ArgumentError(
-                    f"{self.__name__}: got {numbers[0]!r}, but a parameter with a default is a "
-                    "number of the chain; give the function another default, or none for a tensor"
-                )
+        x, *others = given
+        of_functions = others if self._function is self._forward else []
+        numbers = {n: given.pop(n) for n in of_functions if isinstance(given[n], NUMBERS)}
         for name, value in given.items():
             check_tensor(name, value)
         x, *operands = given
-        return {x: given[x], **{operand_of(name): given[name] for name in operands}}
+        return {x: given[x], **{operand_of(name): given[name] for name in operands}}, numbers
 
-    def _chosen(self, given: Mapping[str, Tensor]) -> Chosen:
-        also = tuple([name for name in self._optional if name in given])
-        return self._answers.chosen(partial(traced, self._function, given=also), given, {})
+    def _chosen(self, given: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> Chosen:
+        known = (*self._wanted, *self._optional)
+        also = tuple([name for name in given if name not in known or name in self._optional])
+        if not numbers:
+            return self._answers.chosen(partial(traced, self._function, given=also), given, {})
+        key = tuple([(name, type(value), value) for name, value in sorted(numbers.items())])
+        if key not in self._by_numbers:
+            remember(self._by_numbers, key, Answers())
+            if len(self._by_numbers) == _MANY:
+                warnings.warn(_TOO_MANY.format(self.__name__, _MANY), stacklevel=4)
+        function: Any = partial(self._function, **numbers)
+        function.__name__ = self.__name__
+        return self._by_numbers[key].chosen(partial(traced, function, given=also), given, {})
 
     def compiled_for(self, *args: Tensor, **named: Tensor) -> Fused:
         """The compiled chain for a call with these tensors, of which shapes and types count; what
         the function makes is an operand of it, behind the function's own.
         """
-        return self._chosen(self._given(args, named)).fused
+        return self._chosen(*self._given(args, named)).fused
 
     def reference(self, *args: Tensor, **named: Tensor) -> Any:
         """The same chain run with torch's own operations, one by one."""
-        given = self._given(args, named)
-        return self._chosen(given).called(next(iter(given)), given.__getitem__, Fused.reference)
+        given, numbers = self._given(args, named)
+        chosen = self._chosen(given, numbers)
+        return chosen.called(next(iter(given)), given.__getitem__, Fused.reference)
 
     @property
     def chain(self) -> Chain:

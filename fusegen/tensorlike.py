@@ -27,6 +27,7 @@ from fusegen.unsaid import (
     PLACING,
     SEEING,
     UNKNOWN,
+    NotKnownYet,
     current_call,
     device_of,
     is_type,
@@ -318,6 +319,17 @@ def _assigning(sign: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr
     return found
 
 
+def _refuse_truth(x: Expr) -> bool:
+    """Raise for `if` on a value; where a call may have numbers there, only that tells."""
+    told = "an Expr has no truth value while the chain is built; use where(condition, a, b)"
+    tracing = current()
+    if tracing is not None and current_call() is None:
+        others = [n for n in ir.inputs([x]) if n is not tracing.main]
+        if any(ir.name_of(n) not in tracing.held for n in others):
+            raise NotKnownYet(f"{told}, or call the function with a number")
+    raise TypeError(told)
+
+
 def _refuse_parts(x: Expr) -> Any:
     raise TypeError("an Expr has no parts before a call; of halves write x.chunk(2, dim)")
 
@@ -370,6 +382,7 @@ def be_like_tensors() -> None:
         "__getattr__": attribute_of,
         "__getitem__": item_of,
         "__iter__": _refuse_parts,
+        "__bool__": _refuse_truth,
         "__xor__": SPELLED["logical_xor"],
         "__rxor__": SPELLED["logical_xor"],
         "__len__": lambda x: int(shape_of(x)[0]),

@@ -532,12 +532,64 @@ def test_a_mistake_in_the_arguments_is_told():
         ((x,), {}, "missing a required argument: 'w'"),
         ((x, x), {"v": x}, "unexpected keyword argument 'v'"),
         ((x, x, x, x), {}, "too many positional arguments"),
-        ((x, 2.0), {}, r"argument 'w': got float, wanted a torch.Tensor; pass torch.tensor\(2.0\)"),
-        ((x, x, 3), {}, "got 'k', but a parameter with a default is a number of the chain"),
+        ((2.0, x), {}, r"argument 'x': got float, wanted a torch.Tensor; pass torch.tensor\(2.0\)"),
+        ((x, [2.0]), {}, "argument 'w': got list, wanted a torch.Tensor"),
         ((None, x), {}, "argument 'x': got NoneType"),
     ):
         with pytest.raises(ArgumentError, match=message):
             fused(*args, **named)
+
+
+def preferred(chosen, rejected, beta: float, label_smoothing: float = 0.0):
+    margin = beta * (chosen - rejected)
+    loss = F.logsigmoid(margin) * (1 - label_smoothing) + F.logsigmoid(-margin) * label_smoothing
+    return -loss
+
+
+def warmed(x, temperature, how="softmax"):
+    if temperature != 1.0:
+        x = x / max(temperature, 1e-5)
+    return x.softmax(-1) if how == "softmax" else x.log_softmax(-1)
+
+
+def clipped(x, y, eps):
+    return torch.min(x * y, torch.clamp(x, 1 - eps, 1 + eps) * y)
+
+
+@pytest.mark.parametrize(
+    ("function", "numbers", "named"),
+    [
+        (preferred, (0.1,), {}),
+        (preferred, (), {"beta": 0.3, "label_smoothing": 0.1}),
+        (preferred, (0.1, 0.2), {}),
+        (clipped, (0.2,), {}),
+        (clipped, (), {"eps": 1}),
+        (warmed, (0.7,), {}),
+        (warmed, (1.0,), {"how": "log"}),
+        (warmed, (1.0, "log"), {}),
+    ],
+)
+def test_a_call_gives_numbers(function, numbers, named, device):
+    count = 1 if function is warmed else 2
+    tensors = [torch.randn(3, 5, device=device, requires_grad=True) for _ in range(count)]
+    fused = fusegen.compile(function)
+    for _ in range(2):
+        found, wanted = (f(*tensors, *numbers, **named) for f in (fused, function))
+        torch.testing.assert_close(found, wanted)
+        ours, eager = (torch.autograd.grad(r.square().sum(), tensors) for r in (found, wanted))
+        torch.testing.assert_close(ours, eager)
+    if isinstance(fused, fusegen.Specialised):
+        assert isinstance(fused.compiled_for(*tensors, *numbers, **named), Fused)
+
+
+def test_numbers_and_tensors_may_take_turns():
+    fused, (x, y) = fusegen.compile(clipped), torch.randn(2, 4)
+    for eps in (0.1, torch.tensor(0.2), 0.3, 1, True, torch.tensor(0.1)):
+        torch.testing.assert_close(fused(x, y, eps), clipped(x, y, eps))
+    for i in range(11):
+        fused(x, y, 0.4 + i / 100)
+    with pytest.warns(UserWarning, match="16 different numbers, each of which is a chain"):
+        fused(x, y, 0.9)
 
 
 def test_there_is_a_chain_for_a_call_and_none_before():

@@ -8,6 +8,7 @@ import math
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -244,6 +245,8 @@ def show_value(value: object) -> str:
 
 def annotations_of(function: Callable[..., Any]) -> dict[str, object]:
     """The function's annotations, with those written as strings evaluated."""
+    while isinstance(function, partial):
+        function = function.func
     if not inspect.isfunction(function):
         function = getattr(function, "__func__", type(function).__call__)
     names = {**_KNOWN_NAMES, **getattr(function, "__globals__", {})}
