@@ -64,7 +64,7 @@ def _drawn_like(name: str) -> Callable[..., Any]:
                 "device=x.device)"
             )
         drawn = getattr(torch, name)(like, **{"device": own.device, **kwargs})
-        return _held(drawn)
+        return held(drawn)
 
     return found
 
@@ -76,7 +76,7 @@ def _triangle(name: str) -> Callable[..., Any]:
         own = told_of(x, f"torch.{name}: {UNTOLD}")
         torch = sys.modules["torch"]
         whole = torch.ones(own.shape[-2:], dtype=torch.bool, device=own.device)
-        return lookup("masked_fill")(x, _held(~getattr(whole, name)(diagonal)), 0.0)
+        return lookup("masked_fill")(x, held(~getattr(whole, name)(diagonal)), 0.0)
 
     return found
 
@@ -88,11 +88,11 @@ def _one_hot(x: Expr, num_classes: int = -1) -> Expr:
         raise ChainError("torch.one_hot: give num_classes, which no call tells")
     torch = sys.modules["torch"]
     numbers = torch.arange(num_classes, device=own.device)
-    chosen = ir.primitive("eq", lookup("unsqueeze")(x, -1), _held(numbers))
+    chosen = ir.primitive("eq", lookup("unsqueeze")(x, -1), held(numbers))
     return ir.primitive("mul", chosen, 1.0)  # which makes integers of conditions
 
 
-def _held(tensor: Any) -> Expr:
+def held(tensor: Any) -> Expr:
     """What stands for a tensor that is made for a call."""
     tracing = current()
     assert tracing is not None  # since there is a call
@@ -111,6 +111,12 @@ def _finite(
     return lookup("nan_to_num")(x, 0.0 if nan is None else nan, posinf, neginf)
 
 
+def _empty_like(x: Expr, **kwargs: Any) -> Any:
+    """Memory like x, for the function to fill."""
+    own = told_of(x, "torch.empty_like: x.shape is not known before a call")
+    return _new("new_empty")(x, tuple(own.shape), **kwargs)
+
+
 _NEW = ("zeros", "ones", "full", "tensor", "empty")
 ASKED: Mapping[str, Callable[..., Any]] = {
     "size": size_of,
@@ -121,5 +127,6 @@ ASKED: Mapping[str, Callable[..., Any]] = {
     **{f"new_{name}": _new(f"new_{name}") for name in _NEW},
     **{name: _triangle(name) for name in ("tril", "triu")},
     "one_hot": _one_hot,
+    "empty_like": _empty_like,
     **{f"{name}_like": _drawn_like(f"{name}_like") for name in ("rand", "randn")},
 }

@@ -103,6 +103,8 @@ RULES: Mapping[str, Rule] = {
     # What a narrower value is told is as narrow, as a tensor's gradient has its type.
     **{op: _same_cast(op) for op in ir.CASTS},
     "pow": lambda g, a, out: (_to_base(g, a[0], a[1]), _to_exponent(g, a[0], a[1], out)),
+    "fmod": lambda g, a, out: (g, -(g * primitive("trunc", a[0] / a[1]))),
+    "atan2": lambda g, a, out: _to_coordinates(g, *a),
     "minimum": lambda g, a, out: (
         _extremum_share(g, a[0] > a[1], *a),
         _extremum_share(g, a[0] < a[1], *a),
@@ -113,6 +115,12 @@ RULES: Mapping[str, Rule] = {
     ),
     "where": lambda g, a, out: (None, _select(a[0], g, NO_SHARE), _select(a[0], NO_SHARE, g)),
 }
+
+
+def _to_coordinates(g: Expr, y: Expr, x: Expr) -> tuple[Expr, Expr]:
+    total = y * y + x * x
+    share = _select(primitive("eq", total, 0.0), NO_SHARE, g / total)
+    return share * x, -(share * y)
 
 
 def _to_base(g: Expr, base: Expr, exponent: Expr) -> Expr:
@@ -210,6 +218,13 @@ def is_differentiable(value: Expr) -> bool:
 def learns(value: Expr | None, leaves: Container[Expr]) -> bool:
     """Whether a value, if it has a gradient, gives one to any of these leaves."""
     return value is not None and any(leaf in leaves for leaf in _learning(value))
+
+
+def depends(value: Expr | None, leaves: Container[Expr]) -> bool:
+    """Whether a value, if it has a gradient, is computed of any of these leaves: as in eager, where
+    what a backward only asks about has a derivative of zero.
+    """
+    return value is not None and any(leaf in leaves for leaf in ir.inputs([value]))
 
 
 def _learning(value: Expr) -> Iterator[Expr]:

@@ -123,7 +123,7 @@ def emit(
         "at_once": {kind for k in by_windows for kind in k.at_once},
         "operations": operations,
         "rounds": any(op in ir.CASTS for op in operations),
-        "vector_functions": sorted(_vector_functions(views, target)),
+        "vector_functions": _vector_functions(views, target),
         "definitions": _definitions(views, target),
     }
     module = f"{target.name}/module.{target.source_suffix}.jinja"
@@ -202,16 +202,17 @@ def _environment() -> jinja2.Environment:
     )
 
 
-def _vector_functions(views: Iterable[EntryView], target: Target) -> set[str]:
-    """What the element functions call of the mathematical library, with its suffix, less what has
-    to be alike in every loop: a vector variant's last bit may differ from the plain function's.
+def _vector_functions(views: Iterable[EntryView], target: Target) -> dict[str, int]:
+    """What the element functions call of the mathematical library, with its suffix, and of how many
+    arguments; less what has to be alike in every loop: a vector variant's last bit may differ from
+    the plain function's.
     """
-    found, alike = set[str | None](), set[str | None]()
+    found, alike = dict[str | None, int](), set[str | None]()
     for view in views:
         nodes = ir.topological([e for kernel in view.kernels for e in kernel.expressions])
-        found |= {target.library_call(n.op, view.compute) for n in nodes}
+        found |= {target.library_call(n.op, view.compute): len(n.args) for n in nodes}
         alike |= {target.library_call(op, view.compute) for op in view.alike}
-    return {name for name in found - alike if name}
+    return {name: found[name] for name in sorted(filter(None, found)) if name not in alike}
 
 
 def _stored(views: Sequence[EntryView]) -> set[str]:

@@ -25,7 +25,7 @@ from fusegen.arguments import (
     refuse_batches,
     refuse_what_looks_inside,
 )
-from fusegen.autodiff import learns
+from fusegen.autodiff import depends, learns
 from fusegen.layouts import Meta
 from fusegen.modules import load
 from fusegen.ops import Chain
@@ -249,7 +249,8 @@ class Call:
         self.keeps_inputs = self.kept == tuple(range(count))
         some = set(compress(program.graph.inputs, wanted or ()))
         returned = enumerate(program.values[: plan.given])
-        self.fixed = tuple(i for i, value in returned if not learns(value, some))
+        reaches = learns if program.name == "forward" else depends
+        self.fixed = tuple(i for i, value in returned if not reaches(value, some))
         self.steps: dict[tuple[tuple[int, ...], tuple[bool, ...]], Step] = {}
 
     def run_apart(self, tensors: Sequence[Tensor], out: Tensor | None = None) -> tuple[Tensor, ...]:

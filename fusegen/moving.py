@@ -18,6 +18,8 @@ def moved(x: Expr, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         raise ChainError(f"x.{method}: {UNKNOWN[method]}")
     if (call := current_call()) is None:
         raise NotKnownYet(f"x.{method}: {UNKNOWN[method]}")
+    if method == "interpolate" and not str(kwargs.get("mode", "nearest")).startswith("nearest"):
+        raise ChainError("torch's interpolate: of its modes a call takes nearest, which only moves")
     told = {word: as_numbers(value) for word, value in kwargs.items()}
     view = call.view(x, method, *as_numbers(tuple(args)), is_last_resort=True, **told)
     assert view is not None

@@ -50,6 +50,8 @@ _TORCH: Mapping[str, Callable[..., Any]] = {
     "acosh": torch.acosh,
     "atanh": torch.atanh,
     "pow": torch.pow,
+    "fmod": lambda a, b: torch.fmod(*_tensors(a, b)),
+    "atan2": lambda a, b: torch.atan2(*_tensors(a, b)),
     "minimum": lambda a, b: torch.minimum(*_tensors(a, b)),
     "maximum": lambda a, b: torch.maximum(*_tensors(a, b)),
     "add": lambda a, b: a + b,

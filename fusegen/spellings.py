@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fusegen import ir
 from fusegen.asked import ASKED
+from fusegen.composed import COMPOSED
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.moving import looked_up
@@ -158,12 +159,6 @@ def _holding(name: str) -> Callable[..., Expr]:
         return lookup("amax" if name == "any" else "amin")(numbers, dim, keepdim) > 0
 
     return found
-
-
-def _distance(
-    x: Expr, other: Expr, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
-) -> Expr:
-    return lookup("norm")(x - other + eps, p, -1, keepdim=keepdim)
 
 
 def _glu(x: Expr, dim: int = -1) -> Expr:
@@ -354,7 +349,6 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "ones_like": partial(_filled, fill_value=1.0),
     "tensor_split": chunk,
     "unbind": unbound,
-    "pairwise_distance": _distance,
     "glu": _glu,
     **dict.fromkeys(("clamp", "clip"), _clamped),
     "clamp_min": lambda x, min: _clamped(x, min),
@@ -376,6 +370,7 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "stack": _joined("stack"),
     **dict.fromkeys(("view_as", "reshape_as"), lambda x, other: _reshaped(x, shape_of(other))),
     **ASKED,
+    **COMPOSED,
     "to": _moved,
     "type": cast,
     "bool": partial(cast, dtype="bool"),

@@ -174,6 +174,8 @@ _COMMON = {
     "detach": "({0})",
     "exp2": "exp2{f}({0})",
     "pow": "pow{f}({0}, {1})",
+    "fmod": "fmod{f}({0}, {1})",
+    "atan2": "atan2{f}({0}, {1})",
     # Not fminf and fmaxf: NaN in either argument is the result, as torch has it.
     "minimum": "minimum({0}, {1})",
     "maximum": "maximum({0}, {1})",
@@ -201,7 +203,7 @@ _COMMON = {
 
 
 _CALLED = (
-    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "pow"),
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "pow", "atan2"),
     *("sin", "cos", "tan", "asin", "acos", "atan"),
     *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
 )
@@ -209,7 +211,7 @@ _LIBRARY = {**{op: op for op in _CALLED}, "sigmoid": "exp", "exp2_flushed": "exp
 # Primitives that take a function where others take an instruction.
 FUNCTIONS = frozenset(_LIBRARY)
 # Primitives that take many instructions: worth more than a register for their result.
-DEAR = FUNCTIONS | {"div", "sqrt", "rsqrt"}
+DEAR = FUNCTIONS | {"div", "sqrt", "rsqrt", "fmod"}
 BRIEF = frozenset({"exp"})  # of those, what takes few registers on its way
 
 # A call of libmvec costs half as much again, and nothing overlaps with it. y and e below are

@@ -18,6 +18,7 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.moving import looked_up, moved
 from fusegen.ops import ALIASES, OPS, Op, lookup, nearest
+from fusegen.refused import refuse_changes, refuse_parts, refuse_products, refuse_truth
 from fusegen.shaping import as_numbers, is_part, part_of
 from fusegen.sizes import says_last, shape_of, with_numbers
 from fusegen.spellings import OF_SIZES, SPELLED, cast
@@ -27,7 +28,6 @@ from fusegen.unsaid import (
     PLACING,
     SEEING,
     UNKNOWN,
-    NotKnownYet,
     current_call,
     device_of,
     is_type,
@@ -90,6 +90,8 @@ def attribute_of(x: Expr, name: str) -> Any:
         raise AttributeError(f"'Expr' object has no attribute {name!r}{hint}")
     if name in ("T", "mT"):
         return moved(x, name, (), {})
+    if name == "data":
+        return lookup("detach")(x)
     if name in (*MOVING, *PLACING):
         return lambda *args, **kwargs: moved(x, name, args, kwargs)
     if name in SEEING and tells_all():
@@ -319,25 +321,6 @@ def _assigning(sign: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr
     return found
 
 
-def _refuse_truth(x: Expr) -> bool:
-    """Raise for `if` on a value; where a call may have numbers there, only that tells."""
-    told = "an Expr has no truth value while the chain is built; use where(condition, a, b)"
-    tracing = current()
-    if tracing is not None and current_call() is None:
-        others = [n for n in ir.inputs([x]) if n is not tracing.main]
-        if any(ir.name_of(n) not in tracing.held for n in others):
-            raise NotKnownYet(f"{told}, or call the function with a number")
-    raise TypeError(told)
-
-
-def _refuse_parts(x: Expr) -> Any:
-    raise TypeError("an Expr has no parts before a call; of halves write x.chunk(2, dim)")
-
-
-def _refuse_products(x: Expr, other: object) -> Any:
-    raise ChainError(f"x @ y: {UNKNOWN['matmul']}")
-
-
 def _compared(op: str) -> Callable[[Expr, object], Any]:
     """Whether x equals something is a condition. For all but a traced function, two expressions are
     equal if they are one object, as tables of them need it.
@@ -374,6 +357,8 @@ def be_like_tensors() -> None:
     signs = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "pow": "**", "and": "&", "or": "|"}
     for word, sign in signs.items():
         setattr(Expr, f"__i{word}__", _assigning(sign, getattr(Expr, f"__{word}__")))
+    for word, op in (("mod", "remainder"), ("floordiv", "floor_divide")):
+        setattr(Expr, f"__{word}__", _with_tensors(word, lookup(op)))
     for name in ("__neg__", "__abs__", "__invert__"):
         setattr(Expr, name, _alone(name.strip("_"), getattr(Expr, name)))
     for name, function in {
@@ -381,13 +366,14 @@ def be_like_tensors() -> None:
         "__torch_function__": classmethod(of_torch),
         "__getattr__": attribute_of,
         "__getitem__": item_of,
-        "__iter__": _refuse_parts,
-        "__bool__": _refuse_truth,
+        "__iter__": refuse_parts,
+        "__bool__": refuse_truth,
+        "__setitem__": refuse_changes,
         "__xor__": SPELLED["logical_xor"],
         "__rxor__": SPELLED["logical_xor"],
         "__len__": lambda x: int(shape_of(x)[0]),
-        "__matmul__": _refuse_products,
-        "__rmatmul__": _refuse_products,
+        "__matmul__": refuse_products,
+        "__rmatmul__": refuse_products,
         "__eq__": _compared("eq"),
         "__ne__": _compared("ne"),
     }.items():

@@ -40,7 +40,7 @@ PLACING: tuple[str, ...] = (
     "index_select",
 )
 PLACING += ("index_select", "diagonal", "diag", "pad")
-PLACING += ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
+PLACING += ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "interpolate")
 # What a tensor knows of itself, and what to write where a chain asks for it.
 UNKNOWN: Mapping[str, str] = {
     **dict.fromkeys(("item", "tolist", "numpy", "cpu"), "it has no values before a call"),

@@ -67,6 +67,8 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "atanh": np.arctanh,
     "sign": lambda x: np.nan_to_num(np.sign(x)),
     "pow": np.power,
+    "fmod": np.fmod,
+    "atan2": np.arctan2,
     "minimum": np.minimum,  # these two hand NaN on, as torch's do
     "maximum": np.maximum,
     "where": np.where,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from fusegen.ir import Expr, primitive
@@ -58,6 +59,62 @@ def rdiv(x: Expr, other: Expr | float) -> Expr:
 def rpow(x: Expr, other: Expr | float) -> Expr:
     """other to the power x, a number or a tensor."""
     return primitive("pow", other, x)
+
+
+def _left_by(x: Expr, other: float) -> tuple[Expr, Expr]:
+    """What is left of x by other with x's sign, and whether other has another one."""
+    left = primitive("fmod", x, other)
+    return left, left > 0 if other < 0 else left < 0
+
+
+@op(reference="torch.remainder", samples=[(0.75,), (-0.5,)], ulp=0)
+def remainder(x: Expr, other: float) -> Expr:
+    """What is left of x by a number, with the sign of that, as Python's %."""
+    left, differs = _left_by(x, other)
+    return primitive("where", differs, left + other, left)
+
+
+def _floored(x: Any, other: Any) -> Any:
+    return function_of("torch.div")(x, other, rounding_mode="floor")
+
+
+@op(reference=_floored, samples=[(0.75,), (-0.5,)], ulp=0, equal="torch.floor_divide")
+def floor_divide(x: Expr, other: float) -> Expr:
+    """x by a number, rounded down; gradient 0."""
+    left, differs = _left_by(x, other)
+    exact = (x - left) / other
+    exact = primitive("where", differs, exact - 1.0, exact)
+    whole = primitive("floor", exact)
+    whole = primitive("where", exact - whole > 0.5, whole + 1.0, whole)
+    quotient = primitive("detach", x / other)
+    whole = primitive("where", primitive("eq", exact, 0.0), quotient * 0.0, whole)
+    return whole if other else quotient
+
+
+def _number_beside(name: str) -> Callable[..., Any]:
+    def reference(x: Any, other: Any) -> Any:
+        other = other if hasattr(other, "dtype") else x.new_full((), other)
+        return function_of(f"torch.{name}")(x, other)
+
+    return reference
+
+
+@op(reference=_number_beside("fmax"), samples=[(), (0.75,)], ulp=0, equal="torch.fmax")
+def fmax(x: Expr, other: Expr | float) -> Expr:
+    """The larger of x and other, a number or a tensor; of NaN and a number the number."""
+    return _of_numbers(x >= other, x, other)
+
+
+@op(reference=_number_beside("fmin"), samples=[(), (0.75,)], ulp=0, equal="torch.fmin")
+def fmin(x: Expr, other: Expr | float) -> Expr:
+    """The smaller of x and other, a number or a tensor; of NaN and a number the number."""
+    return _of_numbers(x <= other, x, other)
+
+
+def _of_numbers(is_first: Expr, x: Expr, other: Expr | float) -> Expr:
+    """One of two, all of whose gradient goes to it."""
+    is_none = primitive("ne", other, other)
+    return primitive("where", is_first | is_none, x, other)
 
 
 def _bounds_problem(min: float | None, max: float | None) -> str | None:

@@ -99,6 +99,20 @@ _ROWS: dict[
         2,
         ((2.0,), (3.0,)),
     ),
+    "fmod": (
+        "What is left of x by other, a number or a tensor; it has x's sign.",
+        _OTHER,
+        "torch.fmod",
+        0,
+        _WITH_NUMBER,
+    ),
+    "atan2": (
+        "The angle of the point (other, x), from -pi to pi.",
+        _OTHER,
+        lambda x, other: x.atan2(_as_tensor(x, other)),
+        4,
+        _WITH_NUMBER,
+    ),
     "minimum": (
         "The smaller of x and other; NaN if either is; a tie splits the gradient.",
         _OTHER,

@@ -1,0 +1,163 @@
+"""Composed: torch's functions that are several operations of a chain, in torch's own formulas."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fusegen import ir
+from fusegen.asked import held
+from fusegen.errors import ChainError
+from fusegen.ir import Expr
+from fusegen.ops import lookup
+from fusegen.unsaid import NotKnownYet, current_call, told_of
+
+
+def _distance(
+    x: Expr, other: Expr, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Expr:
+    return lookup("norm")(x - other + eps, p, -1, keepdim=keepdim)
+
+
+def _of_all(loss: Expr, reduction: str) -> Expr:
+    return loss if reduction == "none" else lookup(reduction)(loss)
+
+
+def _triplet(
+    anchor: Expr,
+    positive: Expr,
+    negative: Expr,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    swap: bool = False,
+    size_average: None = None,
+    reduce: None = None,
+    reduction: str = "mean",
+) -> Expr:
+    """How much nearer the positive one is to lie than the negative one, as far as it does not."""
+    near, far = _distance(anchor, positive, p, eps), _distance(anchor, negative, p, eps)
+    if swap:
+        far = lookup("minimum")(far, _distance(positive, negative, p, eps))
+    return _of_all(lookup("clamp")(margin + near - far, min=0.0), reduction)
+
+
+def _by_cosine(
+    x: Expr,
+    other: Expr,
+    target: Expr,
+    margin: float = 0.0,
+    size_average: None = None,
+    reduce: None = None,
+    reduction: str = "mean",
+) -> Expr:
+    """1 less the cosine where target is 1, and how far that is above the margin where it is -1."""
+    dot, own, others = (lookup("sum")(v, -1) for v in (x * other, x * x, other * other))
+    cosine = dot / lookup("sqrt")((own + 1e-12) * (others + 1e-12))
+    apart = lookup("clamp")(cosine - margin, min=0.0)
+    alike = lookup("where")(ir.primitive("eq", target, 1.0), 1.0 - cosine, 0.0)
+    return _of_all(alike + lookup("where")(ir.primitive("eq", target, -1.0), apart, 0.0), reduction)
+
+
+def _of_labels(
+    x: Expr,
+    target: Expr,
+    weight: Expr | None = None,
+    size_average: None = None,
+    reduce: None = None,
+    reduction: str = "mean",
+) -> Expr:
+    """The mean over classes of the binary cross entropies."""
+    log = lookup("logsigmoid")
+    loss = -(target * log(x) + (1.0 - target) * log(-x))
+    loss = loss if weight is None else loss * weight
+    return _of_all(lookup("mean")(loss, -1), reduction)
+
+
+def _without_nan(name: str) -> Callable[..., Expr]:
+    """The sum, or the mean, of what is a number."""
+
+    def found(x: Expr, dim: Any = None, keepdim: bool = False) -> Expr:
+        is_none = lookup("isnan")(x)
+        total: Expr = lookup("sum")(lookup("masked_fill")(x, is_none, 0.0), dim, keepdim=keepdim)
+        return total if name == "sum" else total / lookup("sum")(~is_none, dim, keepdim=keepdim)
+
+    return found
+
+
+def _count(x: Expr, dim: Any = None) -> Expr:
+    """How many are not 0, as int64."""
+    found: Expr = lookup("sum")(x if x.kind == "truth" else ir.primitive("ne", x, 0.0), dim)
+    return found
+
+
+def _close(x: Expr, other: Any, rtol: float = 1e-5, atol: float = 1e-8) -> Expr:
+    """Whether two are equal, or nearly."""
+    bound = abs(other) * rtol + atol
+    distance = ir.primitive("abs", x - other)
+    is_near = ir.primitive("le", distance, bound)
+    is_number = ir.primitive("lt", distance, math.inf)
+    return ir.primitive("eq", x, other) | (is_near & is_number)
+
+
+def _broadcast(*values: Any) -> tuple[Any, ...]:
+    """Values that meet; each is as large as the others by itself."""
+    given = values[0] if len(values) == 1 and isinstance(values[0], tuple | list) else values
+    return tuple(given)
+
+
+def _softmax_with_gumbel(
+    logits: Expr, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> Expr:
+    """A sample of categories; where it is hard their one-hot, with the gradient of the sample."""
+    own = told_of(logits, "torch's gumbel_softmax: logits.shape is not known before a call")
+    torch = sys.modules["torch"]
+    like = torch.empty_like(getattr(own, "like", own), device=own.device)
+    noise = held(-like.exponential_().log())
+    soft: Expr = lookup("softmax")((logits + noise) / tau, dim)
+    if not hard:
+        return soft
+    place = lookup("argmax")(soft, dim, keepdim=True)
+    shape = [1] * len(own.shape)
+    shape[dim] = own.shape[dim]
+    classes = held(torch.arange(own.shape[dim], device=own.device).view(shape))
+    one: Expr = lookup("type_as")(ir.primitive("eq", place, classes), soft)
+    return one - lookup("detach")(soft) + soft
+
+
+def _validated(*_: Any) -> Any:
+    raise (ChainError if current_call() else NotKnownYet)(
+        "torch.distributions checks values, of which a chain has none before a call; give the "
+        "distribution validate_args=False"
+    )
+
+
+def _divided(x: Any, other: Any, *, rounding_mode: str | None = None) -> Expr:
+    """A quotient, rounded if that is asked for."""
+    if rounding_mode == "floor":
+        found: Expr = lookup("floor_divide")(x, other)
+        return found
+    quotient = ir.primitive("div", x, other)
+    return quotient if rounding_mode is None else ir.primitive("trunc", quotient)
+
+
+COMPOSED: Mapping[str, Callable[..., Any]] = {
+    "pairwise_distance": _distance,
+    "triplet_margin_loss": _triplet,
+    "cosine_embedding_loss": _by_cosine,
+    "multilabel_soft_margin_loss": _of_labels,
+    "nansum": _without_nan("sum"),
+    "nanmean": _without_nan("mean"),
+    "count_nonzero": _count,
+    "isclose": _close,
+    "broadcast_tensors": _broadcast,
+    "gumbel_softmax": _softmax_with_gumbel,
+    "is_all_true": _validated,
+    "deg2rad": lambda x: x * (math.pi / 180.0),
+    "rad2deg": lambda x: x * (180.0 / math.pi),
+    "positive": lambda x: x,
+    "div": _divided,
+    "data": lambda x: lookup("detach")(x),
+}

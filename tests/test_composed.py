@@ -1,0 +1,133 @@
+"""torch's functions that are several operations of a chain, in functions that are compiled."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.distributions import Categorical, Normal, kl_divergence
+
+import fusegen
+from fusegen.errors import ChainError
+
+
+def of(*shape):
+    return torch.randn(shape, requires_grad=True)
+
+
+def with_nan(*shape):
+    x = torch.randn(shape)
+    return x.masked_fill(x > 1, math.nan).requires_grad_()
+
+
+def _focal(x, t):
+    below = t.long()
+    share = t - below
+    losses = (F.cross_entropy(x, place, reduction="none") for place in (below, below + 1))
+    near, far = losses
+    return (near * (1 - share) + far * share).mean()
+
+
+def _balanced(x):
+    chosen = F.one_hot(x.argmax(-1), x.shape[-1]).float().mean(0)
+    return (chosen * x.softmax(-1).mean(0)).sum()
+
+
+CASES = {
+    "nansum": (lambda x: torch.nansum(x, -1), [with_nan(5, 7)]),
+    "nanmean": (lambda x: x.nanmean(1, keepdim=True) + x.nansum(), [with_nan(5, 7)]),
+    "count_nonzero": (lambda x: x * torch.count_nonzero(x > 0, 1)[:, None], [of(5, 7)]),
+    "triplets": (lambda a, p, n: F.triplet_margin_loss(a, p, n), [of(4, 6), of(4, 6), of(4, 6)]),
+    "triplets, swapped": (
+        lambda a, p, n: F.triplet_margin_loss(a, p, n, margin=0.5, swap=True, reduction="none"),
+        [of(4, 6), of(4, 6), of(4, 6)],
+    ),
+    "cosines": (
+        lambda a, b, t: F.cosine_embedding_loss(a, b, t, margin=0.2),
+        [of(3, 6), of(3, 6), torch.tensor([1.0, -1.0, 1.0])],
+    ),
+    "many labels": (
+        lambda x, t, w: F.multilabel_soft_margin_loss(x, t, w),
+        [of(4, 6), torch.rand(4, 6).round(), torch.rand(6)],
+    ),
+    "near each other": (lambda x, y: torch.isclose(x, x + y).float() * x, [of(9), torch.zeros(9)]),
+    "a normal": (
+        lambda m, s, y: Normal(m, s.exp(), validate_args=False).log_prob(y).sum(-1),
+        [of(4, 6), of(4, 6), of(4, 6)],
+    ),
+    "two normals": (
+        lambda m, s: kl_divergence(
+            Normal(m, s.exp(), validate_args=False), Normal(m * 0.5, 1.0, validate_args=False)
+        ).mean(),
+        [of(4, 6), of(4, 6)],
+    ),
+    "entropy": (lambda x: Categorical(logits=x, validate_args=False).entropy(), [of(4, 6)]),
+    "a choice": (
+        lambda x, a: Categorical(logits=x, validate_args=False).log_prob(a),
+        [of(4, 6), torch.arange(4)],
+    ),
+    "degrees": (lambda x: torch.deg2rad(x) + torch.rad2deg(x.sin()), [of(9)]),
+    "data": (lambda x: x.data * x, [of(9)]),
+    "rounded down": (lambda x: torch.div(x, 0.3, rounding_mode="floor") + x, [of(9)]),
+    "rounded to zero": (lambda x: torch.div(x, 0.3, rounding_mode="trunc") + x, [of(9)]),
+    "by operators": (lambda x: x % 0.3 + (x.detach() // 0.7) * x, [of(9)]),
+    "angles": (lambda x: torch.atan2(x[:, 0], x[:, 1]), [of(9, 2)]),
+    "the larger number": (lambda x, y: torch.fmax(x, y) * torch.fmin(x, 0.5 * y), [of(9), of(9)]),
+    "between labels": (_focal, [of(6, 5), torch.rand(6) * 3]),
+    "balanced": (_balanced, [of(6, 5)]),
+    "enlarged": (lambda x, y: F.interpolate(x, scale_factor=2.0) + y, [of(1, 2, 3, 3), of(6, 6)]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_composed_function_is_torchs(case, device):
+    function, tensors = CASES[case]
+    tensors = [t.detach().to(device).requires_grad_(t.requires_grad) for t in tensors]
+    found, wanted = fusegen.compile(function)(*tensors), function(*tensors)
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+    torch.testing.assert_close(found, wanted)
+    needing = [t for t in tensors if t.requires_grad]
+    ours, eager = (torch.autograd.grad(r.square().sum(), needing) for r in (found, wanted))
+    torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_gumbel_softmax_draws_as_torch_does(hard, device):
+    x = torch.randn(50, 6, device=device, requires_grad=True)
+
+    def function(x):
+        return F.gumbel_softmax(x * 2, tau=0.5, hard=hard)
+
+    fused, found = fusegen.compile(function), []
+    for f in (fused, fused, function, function):
+        if f is not (found[-1][0] if found else None):
+            torch.manual_seed(3)
+        result = f(x)
+        found.append((f, result, *torch.autograd.grad(result.square().sum(), x)))
+    for (_, ours, mine), (_, eager, its) in zip(found[:2], found[2:], strict=True):
+        torch.testing.assert_close(ours, eager)
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: Normal(x, x.exp()).log_prob(x), "give the distribution validate_args=False"),
+        (lambda x: F.interpolate(x, scale_factor=2, mode="linear"), "takes nearest, which only mo"),
+        (lambda x: x % x, r"remainder: no place for the tensor x; it is remainder\(other: float\)"),
+    ],
+)
+def test_what_is_not_composed_is_told(function, message):
+    with pytest.raises(ChainError, match=message):
+        fusegen.compile(function)(torch.rand(1, 2, 3))
+
+
+def test_assignments_to_parts_are_told():
+    def changed(x):
+        x = x * 2
+        x[0] = 1
+        return x
+
+    with pytest.raises(ChainError, match=r"changes x in place, .* write x = torch.where"):
+        fusegen.compile(changed)
