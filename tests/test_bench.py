@@ -90,7 +90,7 @@ def test_every_line_of_the_table_of_targets_has_its_works() -> None:
     )
     vocabularies = [
         f"{op}-{length}{ending}"
-        for op in ("softmax", "log_softmax", "cross_entropy")
+        for op in ("softmax", "log_softmax", "cross_entropy", "gather")
         for length in (32000, 50257)
         for ending in ("", "-bf16")
     ]

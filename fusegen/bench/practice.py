@@ -21,7 +21,7 @@ _BATCH_NORM = "batch_norm(running_mean, running_var, weight, bias)"
 _AIMS: tuple[tuple[tuple[str, ...], tuple[float, float] | None], ...] = (
     (("select(1",), None),
     (("_pool",), (1.1, 1.2)),
-    (("logsumexp", "cross_entropy", "mean(", "min("), (1.1, 1.3)),
+    (("logsumexp", "cross_entropy", "gather", "mean(", "min("), (1.1, 1.3)),
     (("group_norm", "instance_norm", "softmax", "training=True"), (1.15, 1.3)),
     (("layernorm", "rms_norm"), (1.1, 1.15)),
 )

@@ -198,6 +198,7 @@ def _vocabularies() -> list[Work]:
             ("softmax", "softmax(-1)", (), (1.0, 2.5)),
             ("log_softmax", "log_softmax(-1)", (), (1.0, 2.5)),
             ("cross_entropy", "cross_entropy(target)", _LABELS, (0.5, 1.5)),
+            ("gather", "log_softmax(-1) | gather(-1, target)", _LABELS, (0.5, 1.5)),
         )
         for length in (32000, 50257)
         for dtype, ending in (("float32", ""), ("bfloat16", "-bf16"))
