@@ -87,8 +87,8 @@ class Chosen:
         if not self.order:
             return found
         if self.seen_as:  # the first chain's result, of which some results are views
-            first, others = found[0] if isinstance(found, tuple) else found, tensor
-            tensor = lambda name: first if name == self.seen_as else others(name)  # noqa: E731
+            first = found[0] if isinstance(found, tuple) else found
+            tensor = _beside({self.seen_as: first}, tensor)
         results = [*found] if isinstance(found, tuple) else [found]
         for main, fused in self.rest:
             found = run(fused, self.taken(main, tensor), *self.operands(fused, tensor))
@@ -102,10 +102,7 @@ class Chosen:
         """The tensors, with the results of the chains that go before."""
         known: dict[str, Tensor] = {}
         run = run if run is Fused.reference else Fused.__call__  # and to no out
-
-        def found(name: str) -> Tensor:
-            return known[name] if name in known else tensor(name)
-
+        found = _beside(known, tensor)
         for name, main, fused in self.before:
             known[name] = run(fused, self.taken(main or x, found), *self.operands(fused, found))
         return found
@@ -120,6 +117,13 @@ class Chosen:
             view: Tensor = self.views[name].taken(lambda other: self.taken(other, tensor))
             return view
         return self.made[name] if name in self.made else tensor(name)
+
+
+def _beside(
+    known: Mapping[str, Tensor], tensor: Callable[[str], Tensor]
+) -> Callable[[str], Tensor]:
+    """Tensors by their names, of which some are known otherwise."""
+    return lambda name: known[name] if name in known else tensor(name)
 
 
 _ADDING = ("pad", "cat", "stack")  # which bring elements that are not a value's own
@@ -235,11 +239,7 @@ class _Call:
         """Raise what a call would, where a chain does not take the tensors; held has what is like
         those that other chains give.
         """
-        between = {name: held[name] for name, *_ in chosen.before}
-
-        def tensor(name: str) -> Tensor:
-            return between[name] if name in between else self[name]
-
+        tensor = _beside({name: held[name] for name, *_ in chosen.before}, self.__getitem__)
         before = [(main or self._input, fused) for _, main, fused in chosen.before]
         for name, fused in (*before, (chosen.main or self._input, chosen.fused), *chosen.rest):
             chain, x = fused.chain, chosen.taken(name, tensor)

@@ -103,7 +103,7 @@ RULES: Mapping[str, Rule] = {
     # What a narrower value is told is as narrow, as a tensor's gradient has its type.
     **{op: _same_cast(op) for op in ir.CASTS},
     "pow": lambda g, a, out: (_to_base(g, a[0], a[1]), _to_exponent(g, a[0], a[1], out)),
-    "fmod": lambda g, a, out: (g, -(g * primitive("trunc", a[0] / a[1]))),
+    "fmod": lambda g, a, out: (g, -(g * primitive("trunc", primitive("detach", a[0] / a[1])))),
     "atan2": lambda g, a, out: _to_coordinates(g, *a),
     "minimum": lambda g, a, out: (
         _extremum_share(g, a[0] > a[1], *a),

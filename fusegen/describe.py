@@ -181,10 +181,10 @@ def is_mask(chain: Chain, operand: str) -> bool:
 
 def has_gradient(chain: Chain, operand: str) -> bool:
     """Whether torch gives an operand a gradient, which conditions, types and running statistics
-    have not, nor what a loss is told of classes.
+    have not, nor what says places along an axis, nor what a loss is told of classes.
     """
-    of_losses = [p for s, p in chain.uses(operand) if s.definition and s.definition.is_loss]
-    is_told = any(p.name.endswith("weight") or p.kind == "index" for p in of_losses)
+    uses = [(p, s.definition is not None and s.definition.is_loss) for s, p in chain.uses(operand)]
+    is_told = any(p.kind == "index" or (loss and p.name.endswith("weight")) for p, loss in uses)
     is_statistic = bool(_parameters(chain, operand) & {*RUNNING, COUNTER})
     is_told = is_told or operand in chain.typed
     return not (is_told or is_statistic or is_mask(chain, operand))

@@ -173,9 +173,7 @@ _COMMON = {
     "trunc": "trunc{f}({0})",
     "detach": "({0})",
     "exp2": "exp2{f}({0})",
-    "pow": "pow{f}({0}, {1})",
-    "fmod": "fmod{f}({0}, {1})",
-    "atan2": "atan2{f}({0}, {1})",
+    **{op: f"{op}{{f}}({{0}}, {{1}})" for op in ("pow", "fmod", "atan2")},
     # Not fminf and fmaxf: NaN in either argument is the result, as torch has it.
     "minimum": "minimum({0}, {1})",
     "maximum": "maximum({0}, {1})",
@@ -339,7 +337,7 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in (CPP, CUDA)}
 _SPOKEN_FOR = """
     a about above abs acos acosh across add add_if add_square add_to_columns add_up again alignas
     aligned alignof alike alike_step all all_drift all_squares along along_groups and answers apart
-    argmax args asin asinh asm assemble at at_1 at_2 at_3 atan atanh auto await_word b base
+    argmax args asin asinh asm assemble at at_1 at_2 at_3 atan atan2 atanh auto await_word b base
     base_element base_inner base_middle base_outer beats before begin behind beside best better
     beyond bfloat16 bit bits bits_of block blockDim blockIdx blocks blocks_of bool both bottom
     bounded_div break bundle bundles by candidate case catch ceil ceil_divide cell cells centre char
@@ -350,33 +348,34 @@ _SPOKEN_FOR = """
     early edge edge_lane edges element elements elements_of else end enter_row enum erf erf_of
     error_text excess exchange exp exp2 exp2_flushed exp_of expect explicit expm1 exponent export
     extern f fabs fabsf factor false families far few finish finite first first_element first_inner
-    first_middle first_outer fit float float16 floor fma fmaf fold folded follow for found friend
-    from from_element from_inner from_middle from_outer further gamma gap gather given goto gridDim
-    guard half head here high home i if index inline inner int int4 inverse inverse_length is_beside
-    is_edge is_here is_it is_live is_low j j0 j1 jn join kept kernel lane lanes lanes_for larger
-    largest last launch least leave leave_sums leave_total left left_of length lengths line lines
-    linux load load_again load_anywhere load_around load_singly load_some log log10 log1p log2 long
-    low lower lowest magnitude main max may_cross meeting memory merge merge_beside merge_columns
-    merge_moments merge_numbers merge_slots merge_tree merge_trees methods min mine minimum mixed
-    moments moments_about more most most_beside most_bytes move mutable n namespace narrow
-    narrow_bounded_div narrow_div narrow_expm1 narrow_log1p narrow_pow narrow_sigmoid narrow_sqrt
-    narrow_tanh near needed new next noexcept normal not nullptr number offset oldest on_each
-    operator or order other out outer output outside own p pack packs pad padded pair part partial
-    partials parts passing past pick picked piece piece_length pieces pieces_of pitch place places
-    polynomial position position_of_best pow power power_of_two previous private protected public q
-    r rank ratio reach register rescale resident_blocks rest result results return rint room root
-    round rounded rounded_to row row_block row_cells rows rows_of_block rows_together rr rsqrt run
-    scatter scratch seed send send_all send_around send_off send_own send_packs send_row send_rows
-    send_tile settle share shared shared_bytes shares shift short side sides sigmoid sign signal
-    signed sin sinh size size_of sizeof sizes slot slot_before slots slots_of slots_of_rows special
-    split sqrt squares start static std stderr stdin stdout step stepped stepped_on store store_all
-    store_anywhere store_some stored stream stretch stretch_length stride strip strip_width strips
-    struct subnormal sum sum_of sum_of_warps sums switch t tail take taken tan tanh target task
-    tasks template tensor term theirs then this thread threadIdx threads throw tile time to together
-    top total true trunc try tt turn turns type typedef typename uint2 uint4 uniform union unix
-    unmerged unsigned used using usual value values virtual visit void volatile w
-    wait_for_kernel_before wait_for_sent wanted warps while whole wide widen width window word words
-    x xor y y0 y1 yn z
+    first_middle first_outer fit float float16 floor fma fmaf fmod fold folded follow for found
+    friend from from_element from_inner from_middle from_outer further gamma gap gather given
+    goto gridDim guard half head here high home i if index inline inner int int4 inverse
+    inverse_length is_beside is_edge is_here is_it is_live is_low j j0 j1 jn join kept kernel
+    lane lanes lanes_for larger largest last launch least leave leave_sums leave_total left
+    left_of length lengths line lines linux load load_again load_anywhere load_around
+    load_singly load_some log log10 log1p log2 long low lower lowest magnitude main max
+    may_cross meeting memory merge merge_beside merge_columns merge_moments merge_numbers
+    merge_slots merge_tree merge_trees methods min mine minimum mixed moments moments_about more
+    most most_beside most_bytes move mutable n namespace narrow narrow_bounded_div narrow_div
+    narrow_expm1 narrow_log1p narrow_pow narrow_sigmoid narrow_sqrt narrow_tanh near needed new
+    next noexcept normal not nullptr number offset oldest on_each operator or order other out
+    outer output outside own p pack packs pad padded pair part partial partials parts passing
+    past pick picked piece piece_length pieces pieces_of pitch place places polynomial position
+    position_of_best pow power power_of_two previous private protected public q r rank ratio
+    reach register rescale resident_blocks rest result results return rint room root round
+    rounded rounded_to row row_block row_cells rows rows_of_block rows_together rr rsqrt run
+    scatter scratch seed send send_all send_around send_off send_own send_packs send_row
+    send_rows send_tile settle share shared shared_bytes shares shift short side sides sigmoid
+    sign signal signed sin sinh size size_of sizeof sizes slot slot_before slots slots_of
+    slots_of_rows special split sqrt squares start static std stderr stdin stdout step stepped
+    stepped_on store store_all store_anywhere store_some stored stream stretch stretch_length
+    stride strip strip_width strips struct subnormal sum sum_of sum_of_warps sums switch t tail
+    take taken tan tanh target task tasks template tensor term theirs then this thread threadIdx
+    threads throw tile time to together top total true trunc try tt turn turns type typedef
+    typename uint2 uint4 uniform union unix unmerged unsigned used using usual value values
+    virtual visit void volatile w wait_for_kernel_before wait_for_sent wanted warps while whole
+    wide widen width window word words x xor y y0 y1 yn z
 """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 # How derived names begin and end.

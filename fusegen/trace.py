@@ -116,7 +116,11 @@ def traced(
     seen_as = ""
     if not computed:  # but for what is seen otherwise then
         computed = tuple([*tracing.before][-1:])
-        seen_as = ir.name_of(tracing.before[computed[0]]) if computed else ""
+        if not computed:
+            raise ChainError(
+                f"{name}: computes nothing, but gives what it is given, or parts of it"
+            )
+        seen_as = ir.name_of(tracing.before[computed[0]])
     tracing.check(results)
     others = {**placements, **dict.fromkeys(tracing.others)}
     chains: list[tuple[str, Chain]] = []

@@ -310,6 +310,23 @@ WHOLE = [
     ("log_softmax(-1) | gather(-1, t)", (37, 130), [(37,)]),
     ("gather(1, t)", (3, 19, 7, 33), [(3, 7, 33)]),
     ("log_softmax(-1) | gather(-1, t)", (7, 20001), [(7,)]),
+    # Integers that are results, places that are compared, and labels that are made.
+    ("gt(0) | sum(-1)", (37, 130), []),
+    ("gt(0) | to('int32') | sum(1)", (3, 19, 7, 33), []),
+    ("gt(0) | to('int64') | sum", (333, 1032), []),
+    ("mul(10) | to('int16') | mul(3)", (67, 33), []),
+    ("argmax(-1) | eq(whole) | to('float32') | mean", (37, 130), [(37,)]),
+    (
+        "log_softmax(-1) | keep(y) | operand(whole) | clamp(0) | keep(l) | recall(y)"
+        " | gather(-1, l)",
+        (37, 130),
+        [(37, 1)],
+    ),
+    (
+        "keep(y) | operand(whole) | clamp(0, 2) | keep(l) | recall(y) | cross_entropy(l)",
+        (37, 130),
+        [(37,)],
+    ),
 ]
 
 

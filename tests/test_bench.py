@@ -74,6 +74,14 @@ def run(*arguments: str) -> int:
 # --- what is measured ---
 
 
+def test_what_names_places_gets_no_gradient() -> None:
+    chain = "log_softmax(-1) | gather(-1, target)"
+    work = tiny(chain=chain, shape=(6, 5), operands=("labels",))
+    leaves = rivals.leaves_of(work, rivals.inputs(work, "cpu", 0))
+    assert [leaf.requires_grad for leaf in leaves] == [True, False]
+    assert 0 <= leaves[1].min() <= leaves[1].max() < 5
+
+
 def test_every_line_of_the_table_of_targets_has_its_works() -> None:
     layernorms = [
         f"{prefix}{length}{ending}"

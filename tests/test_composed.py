@@ -113,7 +113,10 @@ def test_gumbel_softmax_draws_as_torch_does(hard, device):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: Normal(x, x.exp()).log_prob(x), "give the distribution validate_args=False"),
+        (
+            lambda x: Normal(x, x.exp(), validate_args=True).log_prob(x),
+            "give the distribution validate_args=False",
+        ),
         (lambda x: F.interpolate(x, scale_factor=2, mode="linear"), "takes nearest, which only mo"),
         (lambda x: x % x, r"remainder: no place for the tensor x; it is remainder\(other: float\)"),
     ],

@@ -126,6 +126,11 @@ CASES = [
     ("cross_entropy(t)", (3, 16, 6, 8), [(3, 6, 8)], _LAST_NARROW, "row"),
     ("log_softmax(-1) | gather(-1, t)", (5, 7, 1000), [(5, 7, 1)], _IN_16, "row"),
     ("log_softmax(1) | gather(1, t) | squeeze(1)", (3, 19, 7, 33), [(3, 7, 33)], {}, "column"),
+    # Integers: counted, exact as doubles where they are added up, cut off, and places as labels.
+    ("gt(0) | sum(-1)", (37, 63), [], {}, "row"),
+    ("gt(0) | to('int32') | sum(1)", (3, 19, 7, 33), [], {}, "column"),
+    ("mul(10) | to('int16') | mul(3)", (67, 33), [], {}, "pointwise"),
+    ("keep(y) | argmax(-1, True) | keep(i) | recall(y) | gather(-1, i)", (37, 63), [], {}, "row"),
     ("cross_entropy(t, w, label_smoothing=0.1)", (40, 100), [(40,), (100,)], {}, "row"),
     ("cross_entropy(t, w)", (2, 8, 5, 6), [(2, 5, 6), (8,)], {}, "column"),
     # What strided rows have once, added up on the way: by threads alone, several, and beside sums.

@@ -162,13 +162,6 @@ CALLS = {
         [],
         ["(5, 2)", "does not fit", "(2, 3, 4, 6)"],
     ),
-    "integers along two sets of axes": (
-        "keep(y) | operand(t) | unsqueeze(-1) | keep(a) | operand(t) | unsqueeze(-2) | eq(a)"
-        " | keep(c) | recall(y) | masked_fill(c, 0)",
-        ones(2, 6, 6),
-        [ones(2, 6, dtype=torch.int64)],
-        ["kept value", "along other axes", "passed twice", "under two names"],
-    ),
 }
 
 

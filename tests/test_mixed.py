@@ -72,7 +72,6 @@ def test_statistics_of_a_double_are_kept_in_double(device):
 @pytest.mark.parametrize(
     "text",
     [
-        "sum(1)",
         "mean",
         "var(1)",
         "amax(1)",
@@ -90,8 +89,7 @@ def test_statistics_of_a_double_are_kept_in_double(device):
 @pytest.mark.parametrize("before", ["", "gt(0) | "])
 def test_conditions_are_counted_and_not_reduced_else(text, before, device):
     x = torch.randn(X, device=device)
-    message = "a result has integers" if text == "sum(1)" else "got conditions"
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(ArgumentError, match="got conditions"):
         fusegen.compile(before + text)(x if before else x > 0)
 
 

@@ -438,7 +438,7 @@ def test_explain_tells_of_cuts_and_copies():
     last = told("relu | flatten(1)", layout="channels_last")
     assert "copies out 960 B into contiguous memory, for flatten(1)" in last
     first = told("relu | flatten(1) | layernorm", layout="channels_last")
-    assert "copies x 960 B into contiguous memory first" in first
+    assert "copies out 960 B into contiguous memory, for flatten(1)" in first
     for text in (
         "relu | flatten(2) | softmax(1)",
         "mean((2, 3), keepdim=True) | flatten(1)",
