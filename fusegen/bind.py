@@ -112,7 +112,7 @@ class _Binding:
             tuple(map(self._lying, read)),
             self.dtype,
             tuple(sorted(windows.items())),
-            self._settled({self.dtype, *(dtype for _, dtype in given)}, math.prod(domain)),
+            self._settled({self.dtype, *(dtype for _, dtype in given)}),
             ((),) * len(self.given_x[0]) if self.views_of_x else atlas.memory_order(),
             self._all_numbers(result.axes),
             result.shape,
@@ -132,17 +132,14 @@ class _Binding:
     def _all_numbers(self, axes: Axes) -> Axes:
         return tuple(map(self.atlas.numbers, axes))
 
-    def _settled(self, results: set[str], count: int) -> tuple[Place | None, ...]:
-        """Where values lie, by the graph's axes. Where results are integers, sums of such are found
-        in double precision, but for those of a few conditions.
-        """
+    def _settled(self, results: set[str]) -> tuple[Place | None, ...]:
+        """Where values lie, by the graph's axes; if integers are wanted, long sums are doubles."""
         is_wide = not results.isdisjoint(INTEGERS)
 
         def settled(place: Place) -> Place:
             operands = tuple((name, self._all_numbers(axes)) for name, axes in place.operands)
             axes, x = self._all_numbers(place.axes), self._all_numbers(place.x)
-            is_long = place.dtype != "bool" or count > MOST
-            met_in = "float64" if is_wide and place.is_sum and is_long else place.met_in
+            met_in = "float64" if is_wide and place.is_long else place.met_in
             return replace(place, axes=axes, x=x, operands=operands, met_in=met_in)
 
         return tuple(None if place is None else settled(place) for place in self.places)
@@ -230,7 +227,9 @@ class _Binding:
         types = tuple((p, met[p][1]) for p in met if definition.parameter(p).is_type)
         kinds = (dtype, *(t for _, t in met.values()))
         whole_as = met_in(self.dtype, kinds, is_sum=typed.is_sum)
-        made = (dtype, types, whole_as, self.dtype, typed.counts, typed.is_sum)
+        added = [before.shape[d] for d in dims_of(step, before.shape)] if typed.is_sum else []
+        is_long = typed.is_sum and (dtype != "bool" or math.prod(added) > MOST)
+        made = (dtype, types, whole_as, self.dtype, typed.counts, is_long)
         return Place(axes, x, tuple(aligned), *made)
 
     def _view(self, step: Step, *, is_last: bool) -> Place:

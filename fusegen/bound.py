@@ -38,13 +38,12 @@ class Place:
     met_in: str = ""  # the type that integers are converted to there
     result: str = ""  # of the value behind it
     counts: bool = False  # whether conditions that it works on are the numbers 1 and 0
-    # Whether it adds up integers, or conditions: which gives integers.
-    is_sum: bool = False
+    is_long: bool = False  # whether it adds up integers, or more conditions than a float counts
 
     @property
     def is_wide(self) -> bool:
-        """Whether it adds up integers in double precision."""
-        return self.is_sum and self.met_in == "float64"
+        """Whether it adds them up in double precision."""
+        return self.is_long and self.met_in == "float64"
 
 
 @dataclass(frozen=True)

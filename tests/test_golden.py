@@ -277,6 +277,14 @@ CASES = {
 }
 # Views that are dense but for gaps: halves of a projection, rows of every family.
 CASES |= {
+    # Conditions that are counted, exactly where they are many; and places that are looked up.
+    "counted": ("gt(0) | sum(-1)", Situation((40000, 1024))),
+    "looked_up": (
+        "keep(y) | argmax(-1, True) | keep(i) | recall(y) | log_softmax(-1) | gather(-1, i)",
+        Situation((64, 1000), dtype="bfloat16"),
+    ),
+}
+CASES |= {
     "gated_halves": ("silu | mul(up)", Situation((64, 1024), {"up": (64, 1024)}, gaps=("x", "up"))),
     "norm_of_queries_bfloat16": (
         "rms_norm(weight) | mul(second)",
@@ -312,7 +320,7 @@ CASES |= {
     ),
     "pooling_of_some_channels": ("mul_channel | max_pool2d(2)", Situation(gaps=("x",))),
 }
-WITHOUT_GRADIENT = ("quantized", "quantized_int8")
+WITHOUT_GRADIENT = ("counted", "quantized", "quantized_int8")
 Compare = Callable[[str, str], None]
 
 
