@@ -106,6 +106,11 @@ def respelled(
     return {node: fused[image] for node, image in new.items() if image in fused}
 
 
+def _below_steps(roots: Iterable[Expr]) -> set[Expr]:
+    """What is computed before it is cut off or rounded to integers: 2 is not to be less there."""
+    return set(ir.topological(a for n in ir.topological(roots) if n.op in _STEPS for a in n.args))
+
+
 def _plain(node: Expr) -> float | None:
     """The value of a constant that may be moved."""
     number = constant(node)
@@ -145,6 +150,7 @@ class _Algebra:
         self.target = target
         self.along = along
         self.halved = halved(roots, self.named) if precision.cheap else {}
+        self.exact = _below_steps(roots)
         for node in ir.topological(roots):
             self.images[node] = self.image(node)
 
@@ -154,6 +160,8 @@ class _Algebra:
 
     def image(self, node: Expr) -> Expr:
         """What a node becomes, whose arguments have images."""
+        if node in self.exact:
+            return ir.rebuild(node, tuple(self.images[a] for a in node.args))
         rule = self.precision.rules.get(node.op)
         found = rule(self, node) if rule else None
         return self.rebuilt(node) if found is None else found
@@ -369,6 +377,7 @@ class _Algebra:
         return joined(condition, branches, inner) if bound is None else bound
 
 
+_STEPS = ("floor", "ceil", "round", "trunc", "fmod", "to_int64")
 _RULES: Mapping[str, Callable[[_Algebra, Expr], Expr | None]] = {
     "mul": _Algebra.of_product,
     "div": _Algebra.of_product,

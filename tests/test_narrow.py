@@ -569,3 +569,18 @@ def test_without_any_axes_all_decide() -> None:
     graph = ir.Graph((a, b), (("out", a + b),))
     assert narrow_type(graph, {"a": "bfloat16", "b": "bfloat16", "out": "bfloat16"}) == "bfloat16"
     assert narrow_type(graph, {"a": "bfloat16", "b": "float32", "out": "float32"}) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["div(y) | floor", "div(y) | to('int32')", "quantize(y)", "sqrt | round"]
+)
+def test_what_is_cut_off_is_as_exact_as_in_single_precision(text: str) -> None:
+    (found,) = sources(
+        fusegen.chain(text), "cuda", Situation((64, 64), dtype="bfloat16"), grad=False
+    )
+    assert "narrow_" not in found.text
+    plain = text.split(" | ")[0] if "quantize" not in text else "div(y) | exp"
+    (found,) = sources(
+        fusegen.chain(plain), "cuda", Situation((64, 64), dtype="bfloat16"), grad=False
+    )
+    assert "narrow_" in found.text

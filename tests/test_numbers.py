@@ -383,3 +383,21 @@ def test_long_sums_of_gradients_keep_their_digits(shape, device):
     (gradient,) = torch.autograd.grad(result, bias, cotangent)
     exact = cotangent.double().sum([axis for axis in range(x.dim()) if axis != 1])
     assert ((gradient - exact) / exact).abs().max() <= 2 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_what_is_an_integer_is_not_cut_off_below(dtype, device):
+    """Of elements of 16 bits quotients and roots may be shorter ones, but not there."""
+    y = torch.arange(1, 17, device=device, dtype=dtype).repeat(16)
+    q = y.sort().values
+    x = y * q  # up to 256, which all of these types hold
+    for text in ("div(y) | floor", "div(y) | trunc", "div(y) | ceil", "div(y) | to('int32')"):
+        assert torch.equal(fusegen.compile(text)(x, y=y).to(dtype), q), text
+    halves = fusegen.compile("div(y) | add(0.5) | round")(x, y=y)
+    assert torch.equal(halves, (q + 0.5).round())
+    assert torch.equal(
+        fusegen.compile("quantize(y)")(x.clamp(max=100) // y * y, y=y).to(dtype),
+        (x.clamp(max=100) // y),
+    )
+    assert torch.equal(fusegen.compile("mul(y) | sqrt | floor")(y, y=y), y)
+    assert torch.equal(fusegen.compile("fmod(y)")(x, y=y), torch.zeros_like(x))
