@@ -171,7 +171,7 @@ def asks_for_axes(x: Expr) -> Expr:
         (unused, "unused: the parameter 'scale' is never used"),
         (number_first, "number_first: the first argument of where is a number"),
         (per_channel_alone, "'scale' is annotated as channel, but something is computed from it"),
-        (without_x, "without_x: the result does not depend on the first parameter"),
+        (without_x, "without_x: computes nothing, but gives what it is given"),
         (per_channel_maximum, "maximum has no form that takes 'scale' per channel"),
         (per_channel_in_trailing_place, "'bias' is annotated as trailing, but add_channel takes"),
         (a_constant_operand, "for a constant give it a default, slope=0.1"),
