@@ -33,8 +33,6 @@ def _triplet(
     p: float = 2.0,
     eps: float = 1e-6,
     swap: bool = False,
-    size_average: None = None,
-    reduce: None = None,
     reduction: str = "mean",
 ) -> Expr:
     """How much nearer the positive one is to lie than the negative one, as far as it does not."""
@@ -49,8 +47,6 @@ def _by_cosine(
     other: Expr,
     target: Expr,
     margin: float = 0.0,
-    size_average: None = None,
-    reduce: None = None,
     reduction: str = "mean",
 ) -> Expr:
     """1 less the cosine where target is 1, and how far that is above the margin where it is -1."""
@@ -65,8 +61,6 @@ def _of_labels(
     x: Expr,
     target: Expr,
     weight: Expr | None = None,
-    size_average: None = None,
-    reduce: None = None,
     reduction: str = "mean",
 ) -> Expr:
     """The mean over classes of the binary cross entropies."""
@@ -100,12 +94,6 @@ def _close(x: Expr, other: Any, rtol: float = 1e-5, atol: float = 1e-8) -> Expr:
     is_near = ir.primitive("le", distance, bound)
     is_number = ir.primitive("lt", distance, math.inf)
     return ir.primitive("eq", x, other) | (is_near & is_number)
-
-
-def _broadcast(*values: Any) -> tuple[Any, ...]:
-    """Values that meet; each is as large as the others by itself."""
-    given = values[0] if len(values) == 1 and isinstance(values[0], tuple | list) else values
-    return tuple(given)
 
 
 def _softmax_with_gumbel(
@@ -152,7 +140,6 @@ COMPOSED: Mapping[str, Callable[..., Any]] = {
     "nanmean": _without_nan("mean"),
     "count_nonzero": _count,
     "isclose": _close,
-    "broadcast_tensors": _broadcast,
     "gumbel_softmax": _softmax_with_gumbel,
     "is_all_true": _validated,
     "deg2rad": lambda x: x * (math.pi / 180.0),

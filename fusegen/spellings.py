@@ -151,6 +151,17 @@ def _expanded(x: Expr, *sizes: Any) -> Expr:
     return _expanded_as(x, as_large[0])
 
 
+def _broadcast(*values: Expr) -> tuple[Expr, ...]:
+    """Values, each along all axes that any of them has."""
+    shapes = [tuple(told_of(value, _EXPANDED).shape) for value in values]
+    if len({*shapes}) == 1:
+        return values
+    whole = sum(values[1:], values[0])
+    full = tuple(told_of(whole, _EXPANDED).shape)
+    pairs = zip(values, shapes, strict=True)
+    return tuple(v if shape == full else _expanded_as(v, whole) for v, shape in pairs)
+
+
 def _holding(name: str) -> Callable[..., Expr]:
     """Whether any or all that is not 0 along axes."""
 
@@ -340,6 +351,7 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "narrow": narrowed,
     "expand": _expanded,
     "expand_as": _expanded_as,
+    "broadcast_tensors": _broadcast,
     "gather": _gathered,
     "where": _chosen,
     "embedding": _embedded,

@@ -418,4 +418,5 @@ def test_results_lie_in_memory_as_eagers_do(case, device):
         torch.testing.assert_close(found, wanted)
         assert found.is_contiguous(memory_format=memory_format)
         ours, eager = (torch.autograd.grad(r.square().sum(), x)[0] for r in (found, wanted))
+        # Of sums of squares, which are added up in another order.
         torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
