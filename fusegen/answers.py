@@ -24,10 +24,11 @@ from fusegen.ops import Chain, lookup
 from fusegen.plan import remember
 from fusegen.reference import run_eagerly
 from fusegen.runtime import Fused
-from fusegen.standing import current, every, making, stand_in
+from fusegen.standing import current, every, is_assigned, making, stand_in
 from fusegen.taking import Other, View, is_elementwise, put_together
+from fusegen.tensorlike import of_torch
 from fusegen.trace import Traced
-from fusegen.unsaid import NotKnownYet, Telling, Told, aligned, current_call, told_by
+from fusegen.unsaid import ADDING, NotKnownYet, Telling, Told, aligned, current_call, told_by
 
 T = TypeVar("T")
 
@@ -126,9 +127,6 @@ def _beside(
     return lambda name: known[name] if name in known else tensor(name)
 
 
-_ADDING = ("pad", "cat", "stack")  # which bring elements that are not a value's own
-
-
 class _Shape(NamedTuple):
     """What is told of a value that is not there."""
 
@@ -174,7 +172,7 @@ class _Call:
         assert tracing is not None
         if not is_last_resort and (is_computed or ir.name_of(value) == self._input):
             return None
-        if is_computed and method not in _ADDING and is_elementwise(value):
+        if is_computed and method not in ADDING and is_elementwise(value):
             (leaf,) = ir.inputs([value])
             if self.of(leaf).shape == self.of(value).shape:
                 part = self.view(leaf, method, *args, is_last_resort=True, **named)
@@ -283,8 +281,10 @@ class _Making(TorchFunctionMode):
     ) -> Any:
         if function in (Tensor.tolist, Tensor.numpy):
             self.drawing.refuse_numbers(args)
-        found = function(*args, **(kwargs or {}))
         tensors = [t for t in every(args, kwargs) if isinstance(t, Tensor)]
+        if any(map(is_assigned, tensors)) and getattr(function, "__name__", "") != "__get__":
+            return of_torch(Expr, function, types, args, kwargs)
+        found = function(*args, **(kwargs or {}))
         if all(id(t) in self.made for t in tensors):
             results = found if isinstance(found, tuple | list) else (found,)
             self.made.update({id(t): t for t in results if isinstance(t, Tensor)})

@@ -19,6 +19,7 @@ from fusegen.ir import Expr, Extent, Graph
 from fusegen.lower import GIVEN, NEW, Mark, lower, remarked
 from fusegen.patterns import told_by_result
 from fusegen.picking import Piece, picked_first
+from fusegen.promotion import NARROW
 from fusegen.simplify import simplification
 from fusegen.windowing import Window, windows_along
 
@@ -123,7 +124,7 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     if pooled is None and _elements_a_window(bound) >= _LEAST_SPARED:
         pooled = _with_averages(plain)
     found = _with_statistics(pooled or plain) or pooled or plain
-    return _updates_last(_reading_results(found))
+    return _updates_last(_reading_results(found, [g.dtype in NARROW for g in bound.gives]))
 
 
 def _updates_last(plain: Program) -> Program:
@@ -228,7 +229,8 @@ def _told_by_result(plain: Program) -> Program:
     does behind a relu or a softmax; where it reads no more for that.
     """
     value, name = plain.values[0], plain.output_names[0]
-    assert value is not None
+    if value is None:
+        return plain
     leaf = ir.tensor(f"{name}_found", value.extent, value.rank)
     told = told_by_result(value, leaf)
     if told is None or value.extent != plain.spans[0]:  # which is larger in memory
@@ -237,15 +239,15 @@ def _told_by_result(plain: Program) -> Program:
     return min(replace(plain, values=(told, *plain.values[1:]), saved=saved), plain, key=_most_read)
 
 
-def _reading_results(plain: Program) -> Program:
+def _reading_results(plain: Program, are_narrow: Sequence[bool]) -> Program:
     """The program, differentiated by way of what it gives, which lies in memory anyway: where that
-    does not have the derivative read more tensors of the largest extent.
+    reads no more of the largest tensors, and is no rounded maximum, which is found by comparing.
     """
-    for i in plain.results:
-        if i == 0:
-            continue  # of the chain's last value nobody else has need
+    for i in filter(None, plain.results):  # of the chain's last value nobody else has need
         value, name = plain.values[i], plain.output_names[i]
         if value is None or value.op == "input" or value.extent != plain.spans[i]:
+            continue
+        if are_narrow[i - 1] and value.op == "reduce" and value.attrs[0] in ir.MAXIMA:
             continue
         leaf = ir.tensor(name, value.extent, value.rank)
         other = replace(plain, saved=(*plain.saved, (value, leaf)))

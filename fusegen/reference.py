@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -96,6 +96,8 @@ def _run_step(step: Step, x: Tensor, operands: Mapping[str, Tensor]) -> Tensor:
     assert isinstance(definition, Op)
     function = definition.resolve_reference()
     attributes = dict(step.attributes)
+    if step.op != "where":  # whose numbers meet each other
+        attributes = _as_given(attributes, (x, *operands.values()))
     if function is None:
         return _run_body(definition, x, operands, attributes)
     if x.dim() > 0:  # labels may lie in the shape that x's axes were made of
@@ -108,6 +110,14 @@ def _run_step(step: Step, x: Tensor, operands: Mapping[str, Tensor]) -> Tensor:
         operands = {**operands, **apt}
     result: Tensor = function(x, **operands, **attributes)
     return result
+
+
+def _as_given(attributes: dict[str, Any], tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """The numbers that a step is told: whole ones are integers where all that they meet is."""
+    if any(tensor.is_floating_point() for tensor in tensors):
+        return attributes
+    whole = {k: int(v) for k, v in attributes.items() if isinstance(v, float) and v % 1 == 0}
+    return attributes | whole
 
 
 def _run_body(

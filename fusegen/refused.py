@@ -22,14 +22,6 @@ def refuse_truth(x: Expr) -> bool:
     raise TypeError(told)
 
 
-def refuse_changes(x: Expr, key: object, value: object) -> None:
-    """Raise for x[key] = value."""
-    raise ChainError(
-        "x[...] = y changes x in place, but a chain's steps give new values; write "
-        "x = torch.where(condition, y, x), or torch.cat of the parts"
-    )
-
-
 def refuse_parts(x: Expr) -> Any:
     """Raise for `a, b = x` and the like."""
     raise TypeError("an Expr has no parts before a call; of halves write x.chunk(2, dim)")

@@ -337,8 +337,11 @@ def _contiguous(x: Expr) -> Expr:
     return x
 
 
-def _itself(x: Expr) -> Expr:
-    return x
+def _copied(x: Expr, memory_format: object = None) -> Expr:
+    """A value of its own, which may be changed in place."""
+    if str(memory_format) not in ("None", "torch.preserve_format"):
+        x = _contiguous(x)
+    return lookup("clone")(x)
 
 
 # What is told sizes, and works on them whatever they are.
@@ -388,6 +391,6 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "bool": partial(cast, dtype="bool"),
     "logical_not": lambda x: ~x if x.kind == "truth" else ir.primitive("eq", x, 0.0),
     "contiguous": _contiguous,
-    "clone": _itself,
+    "clone": _copied,
     **{name: partial(cast, dtype=dtype) for name, dtype in TYPES.items()},
 }

@@ -8,17 +8,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 from fusegen import ir
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops.eager import is_tensor
+from fusegen.overwriting import Overwriting
 from fusegen.taking import View
-from fusegen.unsaid import NotKnownYet, aligned, current_call
+from fusegen.unsaid import COPYING, NotKnownYet, aligned, current_call
 
-# What shares its memory with what it is made of.
-_VIEWS = ("squeeze", "unsqueeze", "flatten", "unflatten", "reshape", "select", "detach")
+T = TypeVar("T")
+
 # Which axes a traced value has is not known; that it varies along all keeps a reduction over any
 # of them from vanishing as one over nothing.
 _ANY_AXIS = frozenset(range(-64, 65)) - {0}
@@ -27,40 +28,6 @@ _ANY_AXIS = frozenset(range(-64, 65)) - {0}
 def stand_in(name: str) -> Expr:
     """What stands for the tensor that the chain calls so."""
     return ir.tensor(name, _ANY_AXIS, None)
-
-
-def seen_through(x: Expr) -> list[Expr]:
-    """x and what it is a view of, which shares its memory: last what was made itself."""
-    found = [x]
-    while (getattr(x.attrs[0], "name", "") if x.op == "call" else x.op) in _VIEWS:
-        x = x.args[0]
-        found.append(x)
-    return found
-
-
-def users_of(values: Sequence[Expr]) -> list[Expr]:
-    """All that has been computed of these so far."""
-    with ir.interning:
-        nodes = list(ir.interned.values())
-    return [n for n in nodes if any(v in n.args for v in values)]
-
-
-class Overwritten(NamedTuple):
-    """A value in whose place another came."""
-
-    where: str
-    way: str  # what to write instead
-    before: Expr
-    after: Expr
-    users: Sequence[Expr]  # what had been computed of it by then
-
-    def check(self, results: Sequence[Expr]) -> None:
-        """Raise ChainError where the value, or what it is a view of, is used later."""
-        values = seen_through(self.before)
-        allowed = {self.after, *self.users}
-        later = (n for n in ir.topological(results) if n not in allowed)
-        if any(v in n.args for n in later for v in values) or not set(values).isdisjoint(results):
-            raise ChainError(f"{self.where} changes a value that is used elsewhere too; {self.way}")
 
 
 @dataclass(frozen=True)
@@ -73,7 +40,7 @@ class Tracing:
     main: Expr | None = None  # what stands for the first parameter
     taken: Container[str] = ()  # names that mean something else
     has_gradients: bool = True  # whether torch records gradients where the function begins
-    overwritten: list[Overwritten] = field(default_factory=list)
+    overwriting: Overwriting = field(default_factory=Overwriting)
     views: dict[str, View] = field(default_factory=dict)  # of those that it has, by name
     # What is computed and then seen otherwise, with what stands for the result of a chain to it.
     before: dict[Expr, Expr] = field(default_factory=dict)
@@ -86,13 +53,16 @@ class Tracing:
 
     def check(self, results: Sequence[Expr]) -> None:
         """Raise ChainError where what was overwritten is used elsewhere."""
-        for each in self.overwritten:
-            each.check(results)
+        self.overwriting.check(results)
         if any(tensor._version != version for tensor, version in self.used):
             raise ChainError(
                 "the function changes a tensor that it makes, and has used before; make another "
                 "one, as in m = m * 2"
             )
+
+    def stands_for(self, name: str) -> Expr:
+        """What stands for the tensor of this name."""
+        return self.others[name] if name in self.others else stand_in(name)
 
     def hold(self, tensor: Any, name: str, view: View | None = None) -> Expr:
         """What stands for one tensor more, by such a name; of a view, whose it is."""
@@ -150,6 +120,35 @@ def standing_for(
         _tracing.reset(token)
 
 
+def given_out(name: str, args: Sequence[Any], compute: Callable[[], T]) -> T:
+    """What is computed by torch's function of this name; a traced function's notes have it."""
+    tracing = current()
+    return compute() if tracing is None else tracing.overwriting.giving(name, args, compute)
+
+
+def is_assigned(tensor: Any) -> bool:
+    """Whether a tensor that the function makes has got a value that is computed."""
+    tracing = current()
+    own = tracing.by_id.get(id(tensor)) if tracing is not None else None
+    return tracing is not None and own is not None and tracing.overwriting.is_past(own)
+
+
+def is_given(x: Expr) -> bool:
+    """Whether x is, or is a view of, a tensor that the function does not make."""
+    tracing = current()
+    if tracing is None:
+        return x.op == "input"
+    made = tracing.overwriting.seen_through(x)[-1]
+    if tracing.overwriting.is_cast(x):
+        raise NotKnownYet("whether a value in a type is a copy only a call tells")
+    if made.op != "input" or made in tracing.before.values():
+        return False
+    name = ir.name_of(made)
+    if (view := tracing.views.get(name)) is not None:
+        return view.method not in COPYING and is_given(tracing.stands_for(view.of))
+    return name not in tracing.held or id(tracing.held[name]) not in tracing.made
+
+
 def note(asked: str) -> None:
     """Note that the function wants to know something of a value."""
     if (tracing := current()) is not None:
@@ -178,15 +177,16 @@ def every(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Any]:
 def known(value: Any, where: str) -> Any:
     """The value; of a tensor, the expression that stands for it."""
     tracing = current()
-    is_without = tracing is not None and tracing.has_gradients != _has_gradients()
-    if is_without and isinstance(value, Expr):
-        return _without_gradient(value, where)
-    if isinstance(value, list | tuple) and any(map(is_tensor, value)):
+    if isinstance(value, Expr) and tracing is not None:
+        value = tracing.overwriting.now(value)
+        is_without = tracing.has_gradients != _has_gradients()
+        return _without_gradient(value, where) if is_without else value
+    if isinstance(value, list | tuple) and any(is_tensor(v) or isinstance(v, Expr) for v in value):
         return [known(each, where) for each in value]
     if not is_tensor(value):
         return value
     if tracing is not None and id(value) in tracing.by_id:
-        return tracing.by_id[id(value)]
+        return tracing.overwriting.now(tracing.by_id[id(value)])
     if tracing is not None and id(value) in tracing.made:
         if (call := current_call()) is None:
             raise NotKnownYet(f"{where}: got a tensor that the function makes; {_MADE}")

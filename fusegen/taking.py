@@ -52,8 +52,17 @@ def _function(method: str) -> Callable[..., Any]:
         return lambda first, others, dim: join([first, *others], dim)
     if method in ("T", "mT"):
         return attrgetter(method)
+    if method == "assigned":
+        return _assigned
     found = getattr(torch.Tensor, method, None) or getattr(torch.nn.functional, method)
     return found  # type: ignore[no-any-return]
+
+
+def _assigned(x: Any, key: Any, value: Any) -> Any:
+    """A copy of a tensor, with others of its elements at an index."""
+    x = x.clone()
+    x[key] = value
+    return x
 
 
 def is_elementwise(value: Expr) -> bool:

@@ -14,15 +14,17 @@ from typing import Any
 
 from fusegen import ir
 from fusegen.asked import ASKED, axes_of
+from fusegen.assigning import assign, replacing
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
+from fusegen.meeting import beside
 from fusegen.moving import looked_up, moved
-from fusegen.ops import ALIASES, OPS, Op, lookup, nearest
-from fusegen.refused import refuse_changes, refuse_parts, refuse_products, refuse_truth
+from fusegen.ops import ALIASES, OPS, lookup, nearest
+from fusegen.refused import refuse_parts, refuse_products, refuse_truth
 from fusegen.shaping import as_numbers, is_part, part_of
 from fusegen.sizes import says_last, shape_of, with_numbers
 from fusegen.spellings import OF_SIZES, SPELLED, cast
-from fusegen.standing import Overwritten, current, known, note, seen_through, users_of
+from fusegen.standing import current, given_out, is_assigned, is_given, known, note
 from fusegen.unsaid import (
     MOVING,
     PLACING,
@@ -64,6 +66,10 @@ def of_torch(
     """A function of torch's on arguments of which one is an expression: torch's protocol."""
     name = getattr(function, "__name__", str(function)).removeprefix("special_")
     name = _PYTHONS.get(name, name)
+    return given_out(name, args, lambda: _of_torch(name, args, kwargs or {}))
+
+
+def _of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if name in _COMPARING:
         x, other = (known(value, f"x.{name}") for value in args)
         x, other = (x, other) if isinstance(x, Expr) else (other, x)
@@ -72,7 +78,7 @@ def of_torch(
         return method(*[known(value, f"x.{name}") for value in args])
     if name == "linalg_vector_norm":  # and not linalg_norm, which is a matrix's where it is of two
         name = "vector_norm"
-    return _called(f"torch's {name}", name, args, kwargs or {})
+    return _called(f"torch's {name}", name, args, kwargs)
 
 
 def attribute_of(x: Expr, name: str) -> Any:
@@ -88,25 +94,40 @@ def attribute_of(x: Expr, name: str) -> Any:
         guess = None if is_own else nearest(name, [*OPS, *ALIASES])
         hint = f"; did you mean {guess!r}?" if guess else ""
         raise AttributeError(f"'Expr' object has no attribute {name!r}{hint}")
-    if name in ("T", "mT"):
-        return moved(x, name, (), {})
+    if name in ("T", "mT", "data"):
+        return given_out(name, (x,), lambda: _method(x, name, (), {}))
+    if name in UNKNOWN and name not in (*MOVING, *PLACING) and not (name in SEEING and tells_all()):
+        raise ChainError(f"x.{name}: {UNKNOWN[name]}")
+    return lambda *args, **kwargs: given_out(
+        name, (x, *args), lambda: _method(x, name, args, kwargs)
+    )
+
+
+def _method(x: Expr, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """A tensor's method of this name, called."""
+    x = known(x, f"x.{name}")
     if name == "data":
         return lookup("detach")(x)
     if name in (*MOVING, *PLACING):
-        return lambda *args, **kwargs: moved(x, name, args, kwargs)
+        return moved(x, name, args, kwargs)
     if name in SEEING and tells_all():
-        return lambda *args, **kwargs: _seen(x, name, args, kwargs)
-    if name in UNKNOWN:
-        raise ChainError(f"x.{name}: {UNKNOWN[name]}")
+        return _seen(x, name, args, kwargs)
     if name == "where":  # of a tensor's, the condition comes first of the arguments
-        return lambda condition, other: lookup("where")(condition, x, other)
-    return lambda *args, **kwargs: _called(f"x.{name}", name, (x, *args), kwargs)
+        condition, other = (known(value, "x.where") for value in args)
+        return lookup("where")(condition, x, other)
+    return _called(f"x.{name}", name, (x, *args), kwargs)
 
 
 def item_of(x: Expr, key: object) -> Expr:
     """x[key]: places along axes are selected, None is a new axis, and a whole slice stays."""
-    x = known(x, "x[...]")
-    keys = key if isinstance(key, tuple) else (key,)
+    return given_out("__getitem__", (x,), lambda: _item_of(known(x, "x[...]"), key))
+
+
+def _item_of(x: Expr, key: object) -> Expr:
+    keys = tuple(
+        known(k, "x[...]") if isinstance(k, Expr) or is_assigned(k) else k
+        for k in (key if isinstance(key, tuple) else (key,))
+    )
     call = current_call()
     if any(isinstance(k, Expr) for k in keys):
         return looked_up(x, keys)
@@ -158,11 +179,12 @@ def _item(x: Expr, key: object, axis: int) -> tuple[Expr, bool]:
 
 def _is_operation(name: str) -> bool:
     plain = name.removesuffix("_")
-    return any(n in table for n in (name, plain) for table in (OPS, ALIASES, SPELLED))
+    return any(n in table for n in (name, plain) for table in (OPS, ALIASES, SPELLED, PLACING))
 
 
 def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The operation of this name, with arguments as torch has them."""
+    first = args[0] if args else kwargs.get("input")
     args = [known(value, where) for value in args]
     kwargs = {word: known(value, where) for word, value in kwargs.items()}
     if name in (*MOVING, *PLACING) and args and isinstance(args[0], Expr):
@@ -171,9 +193,10 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
         raise ChainError(f"{where}: {UNKNOWN[name]}")
     name = name.lstrip("_")
     if name.endswith("_"):
-        return _overwriting(where, name.rstrip("_"), args, kwargs, f"x = x.{name.rstrip('_')}(...)")
+        way = f"x = x.{name.rstrip('_')}(...)"
+        return _overwriting(where, name.rstrip("_"), first, args, kwargs, way)
     if kwargs.pop("inplace", False):
-        return _overwriting(where, name, args, kwargs)
+        return _overwriting(where, name, first, args, kwargs)
     if kwargs.get("out") is not None:
         raise ChainError(f"{where}: got out=, but a chain's steps give new values; leave it out")
     if "condition" in kwargs or not args:
@@ -195,9 +218,9 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
         kwargs = {**kwargs, "dtype": None}
     if floats := [v for v in (*others, *kwargs.values()) if type(v) is float]:
         if name == "where":
-            others = [_beside(floats[0], value) for value in others]
+            others = [beside(floats[0], value) for value in others]
         elif name not in (*_CASTING, "embedding"):
-            x = _beside(floats[0], x)
+            x = beside(floats[0], x)
     if name in SPELLED:
         told = {_RENAMED.get(k, k): v for k, v in kwargs.items() if v is not None}
         return SPELLED[name](x, *others, **told)
@@ -227,23 +250,26 @@ def _seen(x: Expr, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def _overwriting(
-    where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], instead: str = ""
+    where: str,
+    name: str,
+    first: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    instead: str = "",
 ) -> Any:
     """The same with a new value, where it is the only one who has the old one."""
-    x, *_ = args or [kwargs.get("input")]
-    if not isinstance(x, Expr) or seen_through(x)[-1].op == "input":
+    x = args[0] if args else kwargs.get("input")
+    first = first if isinstance(first, Expr) else x
+    if not isinstance(x, Expr) or is_given(first):
         changes = f"changes x in place, but a chain's steps give new values; write {instead}"
         wants = "inplace=True would change what the chain is given; leave it out, or give "
         raise ChainError(
             f"{where} {changes}" if instead else f"{where}: {wants}the module inplace=False"
         )
-    users = users_of(seen_through(x))
-    found = _called(where, name, args, kwargs)
-    if (tracing := current()) is not None:
-        way = f"write {instead}" if instead else "leave it out, or give the module inplace=False"
-        what = where if instead else f"{where}: inplace=True"
-        tracing.overwritten.append(Overwritten(what, way, x, found, users))
-    return found
+    way = f"write {instead}" if instead else "leave it out, or give the module inplace=False"
+    what = where if instead else f"{where}: inplace=True"
+    others = [*args[1:], *kwargs.values()]
+    return replacing(what, way, first, others, lambda: _called(where, name, args, kwargs))
 
 
 # What torch makes of conditions alone by an operator.
@@ -259,64 +285,37 @@ def _are_conditions(*values: Expr) -> bool:
 
 
 def _with_tensors(op: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr, Any], Expr]:
-    def found(x: Expr, other: Any) -> Expr:
+    def computed(x: Expr, other: Any) -> Expr:
         other = known(with_numbers(other), op)
         if type(other) is float:
-            x = _beside(other, x)
+            x = beside(other, x)
         if op in _OF_CONDITIONS and isinstance(other, Expr) and _are_conditions(x, other):
             return ir.primitive(_OF_CONDITIONS[op], x, other)
         return method(known(x, op), other)
+
+    def found(x: Expr, other: Any) -> Expr:
+        if current() is None:
+            return method(x, other)
+        return given_out(op, (x, other), lambda: computed(x, other))
 
     return found
 
 
 def _alone(op: str, method: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
-    return lambda x: method(known(x, op))
-
-
-def _beside(number: float, x: Any) -> Any:
-    """x where it meets a written float: of integers, numbers of the default type."""
-    tracing, call = current(), current_call()
-    if not isinstance(x, Expr) or tracing is None or x.rank is not None:  # in an op's body
-        return x
-    if x.op in (*ir.COMPARISONS, *ir.CONNECTIVES):
-        return cast(x, "float32")
-    if call is not None and tells_all():
-        return x if call.of(x).dtype.is_floating_point else cast(x, "float32")
-    if number % 1 == 0:
-        tracing.loose.update(map(ir.name_of, _making_integers(x)))
-    return x
-
-
-def _making_integers(x: Expr) -> list[Expr]:
-    """The tensors that are integers where x is."""
-    waiting, found = [x], dict[Expr, None]()
-    while waiting:
-        node = waiting.pop()
-        if node in found:
-            continue
-        found[node] = None
-        if node.op == "call" and isinstance(op := node.attrs[0], Op):
-            slots = node.attrs[1]
-            assert isinstance(slots, tuple)
-            own = zip(slots, node.args[1:], strict=True)
-            waiting += [node.args[0], *(a for slot, a in own if op.parameter(slot).broadcasts)]
-        elif node.op in (*ir.OF_WHOLES, "minimum", "maximum", "abs"):
-            waiting += node.args[node.op == "where" :]
-    return [node for node in found if node.op == "input"]
+    return lambda x: given_out(op, (x,), lambda: method(known(x, op)))
 
 
 def _assigning(sign: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr, Any], Expr]:
     """x += y and the like: a new value by x's name, and no other's."""
 
+    def computed(x: Expr, other: Any) -> Expr:
+        where, way = f"x {sign}= y", f"write x = x {sign} y"
+        return replacing(where, way, x, (other,), lambda: method(x, other))
+
     def found(x: Expr, other: Any) -> Expr:
-        users = users_of(seen_through(x))
-        result = method(x, other)
-        if (tracing := current()) is not None and _is_outside():
-            way = f"write x = x {sign} y"
-            told = Overwritten(f"x {sign}= y", way, x, result, users)
-            tracing.overwritten.append(told)
-        return result
+        if current() is None or not _is_outside():
+            return method(x, other)
+        return given_out(sign, (x, other), lambda: computed(x, other))
 
     return found
 
@@ -326,13 +325,17 @@ def _compared(op: str) -> Callable[[Expr, object], Any]:
     equal if they are one object, as tables of them need it.
     """
 
+    def computed(x: Expr, other: object) -> Any:
+        return ir.primitive(op, known(x, op), _number(known(other, op)))
+
     def found(x: Expr, other: object) -> Any:
         if isinstance(other, Expr):
-            is_traced = current() is not None and _is_outside()
-            return ir.primitive(op, x, other) if is_traced else NotImplemented
+            if current() is None or not _is_outside():
+                return NotImplemented
+            return given_out(op, (x, other), lambda: computed(x, other))
         if not isinstance(other := with_numbers(other), Real):
             return NotImplemented
-        return ir.primitive(op, x, _number(other))
+        return given_out(op, (x,), lambda: computed(x, other))
 
     return found
 
@@ -368,7 +371,7 @@ def be_like_tensors() -> None:
         "__getitem__": item_of,
         "__iter__": refuse_parts,
         "__bool__": refuse_truth,
-        "__setitem__": refuse_changes,
+        "__setitem__": assign,
         "__xor__": SPELLED["logical_xor"],
         "__rxor__": SPELLED["logical_xor"],
         "__len__": lambda x: int(shape_of(x)[0]),

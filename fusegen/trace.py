@@ -11,6 +11,7 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import BadArgument, Chain, Placement, takes
 from fusegen.ops.schema import show_value
+from fusegen.overwriting import without_copies
 from fusegen.parameters import operand_of, parameters_of
 from fusegen.standing import Tracing, known, stand_in, standing_for
 from fusegen.taking import Other, Place, View, taken_apart
@@ -108,6 +109,8 @@ def traced(
     for each in results or [result]:
         if not isinstance(each, Expr):
             raise ChainError(f"{name}: must return an expression, got {show_value(each)}")
+    tracing.check(results)
+    results = without_copies(results)
     computed = tuple(dict.fromkeys(each for each in results if each.op != "input"))
     if not computed and x in results:
         raise ChainError(f"{name}: returns its first parameter unchanged; a chain needs a step")
@@ -121,7 +124,6 @@ def traced(
                 f"{name}: computes nothing, but gives what it is given, or parts of it"
             )
         seen_as = ir.name_of(tracing.before[computed[0]])
-    tracing.check(results)
     others = {**placements, **dict.fromkeys(tracing.others)}
     chains: list[tuple[str, Chain]] = []
     line: list[Expr] = []
@@ -167,7 +169,7 @@ def _before(
             used |= {view.of, *_names_in(view.args), *_names_in([*view.named.values()])}
         if ir.name_of(leaf) not in used:
             continue
-        ((main, mine),) = by_input(name, first, (value,))
+        ((main, mine),) = by_input(name, first, without_copies((value,)))
         chain, _ = arranged(name, main, others, mine, tracing.aligned)
         taken = tuple(operand for operand in others if operand in chain.given)
         chain = takes(*taken) | chain if taken else chain

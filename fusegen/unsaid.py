@@ -39,8 +39,22 @@ PLACING: tuple[str, ...] = (
     "unfold",
     "index_select",
 )
-PLACING += ("index_select", "diagonal", "diag", "pad")
+PLACING += ("diagonal", "diag", "pad", "rot90", "flipud", "fliplr")
+# And what puts others there, beside a value's own.
+ADDING: tuple[str, ...] = (
+    "pad",
+    "cat",
+    "stack",
+    "index_fill",
+    "index_copy",
+    "scatter",
+    "masked_scatter",
+)
+ADDING += ("slice_scatter", "select_scatter", "diagonal_scatter", "assigned")
+PLACING += tuple(name for name in ADDING if name not in ("pad", "cat", "stack", "assigned"))
 PLACING += ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "interpolate")
+# Of what moves elements, what gives a tensor of its own.
+COPYING = tuple(name for name in (*PLACING, *ADDING) if name not in ("diagonal", "unfold"))
 # What a tensor knows of itself, and what to write where a chain asks for it.
 UNKNOWN: Mapping[str, str] = {
     **dict.fromkeys(("item", "tolist", "numpy", "cpu"), "it has no values before a call"),

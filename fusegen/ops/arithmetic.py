@@ -43,6 +43,12 @@ def div_channel(x: Expr, scale: Channel, *, axis: int = 1) -> Expr:
     return x / scale
 
 
+@op(reference="torch.clone", ulp=0)
+def clone(x: Expr) -> Expr:
+    """x as it is, as a tensor of its own."""
+    return x
+
+
 @op(reference=lambda x, other: other - x, samples=[(), (0.75,)], ulp=0, equal="torch.rsub")
 def rsub(x: Expr, other: Expr | float) -> Expr:
     """other - x, a number or a tensor."""

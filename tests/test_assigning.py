@@ -1,0 +1,313 @@
+"""What functions do to values in place: x[key] = value, and new values by old names."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusegen
+from fusegen.errors import ChainError
+
+
+def negative(x):
+    y = x * 2
+    y[y < 0] = 0
+    return y.sum(1)
+
+
+def first_column(x):
+    y = x.clone()
+    y[:, 0] = 1.5
+    return y * x
+
+
+def middle(x, v):
+    y = x * 2
+    y[:, 1:3] = v
+    return y
+
+
+def added_to_a_part(x, v):
+    y = x * 2
+    y[..., :2] += v
+    y[0] += y[1]
+    y[:, 3] *= 2
+    return y.relu()
+
+
+def boxes(x, v):
+    y = x.tanh() * 2
+    y[..., 0:2] = (y[..., 0:2] * 2 - 0.5 + v) * 8
+    y[..., 2:4] = (y[..., 2:4] * 2) ** 2
+    return y
+
+
+def masked(x, mask):
+    s = x * 0.5
+    s[~mask] = float("-inf")
+    return s.softmax(-1)
+
+
+def interleaved(x):
+    out = torch.empty_like(x)
+    out[..., ::2] = x[..., ::2].sin()
+    out[..., 1::2] = x[..., 1::2].cos()
+    return out
+
+
+def made(x):
+    out = torch.zeros(3, 4, dtype=x.dtype)
+    out[1:] = x[:-1]
+    s = out.sum(1)
+    out[0] = 5
+    return out * s[:, None] + out.mean()
+
+
+def copied_within(x):
+    y = x * 2
+    y[0] = 0
+    y[:, -1] = y[:, 0]
+    return y.tanh()
+
+
+def by_index(x, index):
+    y = x * 2
+    y[index] = 0.0
+    return y
+
+
+def mask_of_parts(x):
+    m = x > 0
+    m[:, 0] = True
+    m[:, 1] = False
+    m[:, 2] = x[:, 3] > 0
+    return torch.where(m, x, 0.0)
+
+
+def everywhere(x):
+    y = x * 2
+    y[...] = 3
+    return y + x
+
+
+def one_place(x, v):
+    y = x * 2
+    y[:, 3] = v[:, 0]
+    y[1, 2] = v[0, 1]
+    return y.exp()
+
+
+def by_a_value(x):
+    y = x * 2
+    y[y > 1] = y.mean()
+    return y
+
+
+def seen_in_another_shape(x):
+    y = (x * 2).view(-1)
+    y[::2] = 0
+    return y.view(3, 4)
+
+
+def of_a_copy(x):
+    y = x * 2
+    z = y.clone()
+    z[:, 0] = 0
+    return y + z
+
+
+def without_gradients(x):
+    with torch.no_grad():
+        m = x * 2
+        m[m < 0] = 0
+    return m * x
+
+
+def in_a_loop(x):
+    y = x + 1
+    for i in range(3):
+        y[:, i] = y[:, i] * (i + 1)
+    return y
+
+
+def by_two_names(x):
+    y = z = x * 2
+    z += 1
+    z.mul_(3)
+    F.silu(y, inplace=True)
+    return z * y
+
+
+def step_by_step(x, v):
+    y = x * 2
+    y.clamp_(-1, 1)
+    y.sub_(y.mean(1, keepdim=True))
+    y[:, :2].sum()
+    y += v.sum()
+    return y
+
+
+def normalised(x):
+    y = x.softmax(-1) * 1.5
+    y.masked_fill_(y < 0.2, 0.0)
+    y.div_(y.sum(-1, keepdim=True))
+    return y
+
+
+def cast_and_changed(x):
+    h = x.abs().double()
+    h *= 2
+    return h.to(x.dtype)
+
+
+def ended(x):
+    sums = []
+    y = x * 2
+    for i in range(2):
+        y += i + 1
+        sums.append(y.sum(1))
+    return torch.stack(sums)
+
+
+def scattered(x):
+    y = x * 2
+    y.index_fill_(1, torch.tensor([0, 2]), 1.0)
+    return y.slice_scatter(x[:1], 0, 0, 1).exp()
+
+
+ONE = [negative, first_column, interleaved, made, copied_within, mask_of_parts, everywhere]
+ONE += [by_a_value, seen_in_another_shape, of_a_copy, without_gradients, in_a_loop, by_two_names]
+ONE += [normalised, cast_and_changed, ended, scattered]
+TWO = [middle, added_to_a_part, boxes, one_place, step_by_step]
+
+
+def _agree(function, *tensors):
+    # Roundings of float64 add up to less.
+    found, wanted = fusegen.compile(function)(*tensors), function(*tensors)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    assert found.stride() == wanted.stride()
+    learning = [t for t in tensors if t.is_floating_point()]
+    d = torch.randn_like(wanted)
+    for own, theirs in zip(
+        torch.autograd.grad(found, learning, d),
+        torch.autograd.grad(wanted, learning, d),
+        strict=True,
+    ):
+        torch.testing.assert_close(own, theirs, rtol=1e-9, atol=1e-9)
+
+
+def _random(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("function", ONE)
+def test_values_are_changed_in_place_as_in_eager(function):
+    _agree(function, _random(3, 4))
+
+
+@pytest.mark.parametrize("function", TWO)
+def test_values_are_changed_by_operands_as_in_eager(function):
+    _agree(function, _random(3, 4), _random(3, 2))
+
+
+def test_places_may_be_told_by_masks_and_indices():
+    mask = torch.tensor([True, False, True, True])
+    _agree(masked, _random(3, 4), mask.expand(3, 4).clone())
+    _agree(by_index, _random(3, 4), torch.tensor([0, 2]))
+
+
+def test_a_number_put_somewhere_is_in_the_same_kernel():
+    compiled = fusegen.compile(masked).compiled_for(
+        torch.randn(3, 4), torch.ones(3, 4, dtype=torch.bool)
+    )
+    assert compiled.chain.text.count("masked_fill") == 1
+    compiled = fusegen.compile(first_column).compiled_for(torch.randn(3, 4))
+    assert "masked_fill" in compiled.chain.text  # and no copy
+    assert "clone" not in compiled.chain.text
+
+
+def test_what_is_changed_in_place_keeps_its_type():
+    def added(x, b):
+        y = x * 2
+        y += b
+        y.mul_(b)
+        return y
+
+    x, b = torch.randn(3, 4, dtype=torch.bfloat16), torch.randn(4)
+    found = fusegen.compile(added)(x, b)
+    assert found.dtype == torch.bfloat16
+    # A rounding of 2**-8 more or less, of values below 16.
+    torch.testing.assert_close(found, added(x, b), rtol=2**-6, atol=2**-4)
+
+
+def test_a_copy_is_a_value():
+    x = torch.randn(3, 4)
+    found = fusegen.compile(lambda x: x.clone())(x)
+    assert torch.equal(found, x)
+    assert found.data_ptr() != x.data_ptr()
+
+
+def _through_a_view(x):
+    y = x * 2
+    z = y.view(-1)
+    z[0] = 0
+    return y
+
+
+def _behind_a_view(x):
+    y = x * 2
+    z = y.t()
+    y[0] = 0
+    return z.sum(1)
+
+
+def _the_input(x):
+    x[:, 0] = 0
+    return x * 2
+
+
+def _many(x):
+    y = x * 2
+    y[y > 0] = x[0]
+    return y
+
+
+def _too_large(x):
+    y = x * 2
+    y[:, :2] = x
+    return y
+
+
+def _no_number(x):
+    y = x * 2
+    y[:, :2] = "0"
+    return y
+
+
+def _cast(x):
+    y = x * 2
+    z = y.float()
+    z += 1
+    return y * z
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (_through_a_view, r"x\[...\] = y changes a value that is used elsewhere too"),
+        (_behind_a_view, r"x\[...\] = y changes a value that is used elsewhere too"),
+        (_the_input, r"changes what the chain is given in place; write x = x.clone\(\) before"),
+        (_many, r"x\[condition\] = y: how many elements of y that takes"),
+        (_too_large, r"got y of shape \(3, 4\), wanted one that broadcasts to \(3, 2\)"),
+        (_no_number, r"y is a str, wanted a tensor or a number"),
+        (_cast, r"x \+= y changes a value that is used elsewhere too"),
+    ],
+)
+def test_what_is_not_changed_in_place_is_told(function, message):
+    with pytest.raises(ChainError, match=message):
+        fusegen.compile(function)(torch.randn(3, 4))
+
+
+def test_a_copy_in_another_type_may_be_changed():
+    x = torch.randn(3, 4, dtype=torch.bfloat16)
+    # Of a product of numbers in 8 bits, in single precision.
+    torch.testing.assert_close(fusegen.compile(_cast)(x), _cast(x), rtol=2**-7, atol=2**-7)
