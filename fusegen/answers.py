@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fusegen import ir
-from fusegen.arguments import check_all, require_floats
+from fusegen.arguments import check_all, count_modes, require_floats
 from fusegen.arranging import chain_to
 from fusegen.drawing import Drawing, Drawn
-from fusegen.errors import ArgumentError, EmptyReductionError, OtherAxesError
+from fusegen.errors import ArgumentError, ChainError, EmptyReductionError, OtherAxesError
 from fusegen.ir import Expr
 from fusegen.joining import ways, with_anew
 from fusegen.modules import target_of
@@ -181,7 +181,11 @@ class _Call:
         name = ir.name_of(self._there(value))
         told = {word: self._others(each) for word, each in named.items()}
         view = View(name, method, self._others(args), told)
-        return aligned(tracing.hold(view.taken(self._tensor), f"{name}_part", view))
+        try:
+            part = view.taken(self._tensor)
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            raise ChainError(f"x.{method}: {error}") from error
+        return aligned(tracing.hold(part, f"{name}_part", view))
 
     def _others(self, told: Any) -> Any:
         """What a view is told, with names of tensors."""
@@ -344,6 +348,8 @@ class Answers:
         mode = torch.get_autocast_dtype(device.type) if is_cast else None
         kinds = [(t.shape, t.dtype, t.device) for t in (*given.values(), *own.values())]
         key = (mode, torch.get_default_dtype(), *given, *kinds)
+        if count_modes():  # of which one may have other tensors for those that are made
+            return self._find(_Call(given, own), trace)
         found = self._chosen.get(key)
         if found is None:
             found = self._find(_Call(given, own), trace)

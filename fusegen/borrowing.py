@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -15,12 +16,12 @@ from torch.overrides import TorchFunctionMode
 
 from fusegen import trace
 from fusegen.errors import ArgumentError, ChainError
-from fusegen.ir import Expr, name_of
+from fusegen.ir import Expr, inputs, name_of
 from fusegen.ops import COUNTER, RUNNING, lookup
 from fusegen.shaping import as_numbers, is_part
 from fusegen.sizes import Untold
 from fusegen.standing import current, every, known
-from fusegen.taking import View
+from fusegen.taking import Other, View
 from fusegen.tensorlike import of_torch
 from fusegen.trace import Traced
 from fusegen.unsaid import (
@@ -104,6 +105,18 @@ def lent_by(module: nn.Module) -> dict[str, Place]:
     return found
 
 
+def ties_of(module: nn.Module) -> tuple[tuple[Place, Place], ...]:
+    """The places of tensors that a module has in several, each with the first one."""
+    first: dict[int, Place] = {}
+    found = []
+    for owner in module.modules():
+        for attribute in (*owner._parameters, *owner._buffers):
+            tensor, place = getattr(owner, attribute), (owner, attribute)
+            if tensor is not None and first.setdefault(id(tensor), place) != place:
+                found.append((first[id(tensor)], place))
+    return tuple(found)
+
+
 @contextmanager
 def in_mode(module: nn.Module, *, is_training: bool) -> Iterator[None]:
     """With the module in training or in evaluation, and as it was behind it."""
@@ -153,7 +166,7 @@ def _traced(module: nn.Module, lent: Mapping[str, Place], also: Container[str]) 
     held = {name: getattr(*place) for name, place in lent.items()}
     lending = _Lending({id(tensor): name for name, tensor in held.items()})
     given: list[tuple[Any, Expr]] = []
-    with _steps_for_norms(module, given), _left_as_it_was(module), lending:
+    with _steps_for_norms(module, given), _left_as_it_was(module), _hooked(module), lending:
         result = trace.traced(module, held, also)
     found = [
         (norm, a) for norm, x in given if _is_like_input(x, lent) for a in [_axes_of(norm)] if a
@@ -194,6 +207,12 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
         for part, attributes, buffers in before:
             now = {**vars(part), **part._buffers}
             found = [name for name, value in now.items() if _stands_for(value)]
+            # What a hook in front of forward computes there, it computes in each call.
+            is_hooks = part._forward_pre_hooks
+            computed = [n for n in found if is_hooks and isinstance(attributes.get(n), Tensor)]
+            for name in computed:
+                vars(part)[name] = attributes[name]
+            found = [name for name in found if name not in computed]
             kept += [f"{type(part).__name__}.{name}" for name in found]
             has_values |= any(_has(now[name], Expr) for name in found)
             if found:
@@ -235,31 +254,92 @@ class _Lending(TorchFunctionMode):
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         name = getattr(function, "__name__", "")
-        own = [a for a in every(args, kwargs) if id(a) in self.names]
-        if not own or name in _TOLD:
+        told = [a for a in every(args, kwargs) if isinstance(a, Tensor | Expr)]
+        own = [a for a in told if id(a) in self.names]
+        if name in _TOLD or not (own or any(isinstance(a, Expr) for a in told)):
             return function(*args, **(kwargs or {}))
-        is_view = name in VIEWS or (name in SEEING and tells_all())
+        is_view = own and (name in VIEWS or (name in SEEING and tells_all()))
         if is_view and (name != "__getitem__" or tells_all() or is_part(as_numbers(args[1]))):
             return self._view(args[0], name, as_numbers((*args[1:], *(kwargs or {}).values())))
-        if name == "to" and current_call() is not None and all(map(is_device, args[1:])):
+        if own and name == "to" and current_call() and all(map(is_device, args[1:])):
             (device,) = (a.told() if isinstance(a, DeviceOf) else a for a in args[1:])
             is_there = device == args[0].device
             return args[0] if is_there else self._view(args[0], name, (device,))
-        if name in _BAKED:
+        if own and name in _BAKED:
             raise ChainError(
                 f"{name} of {self.names[id(own[0])]!r}: a tensor of the module has no values "
                 "before a call; what is computed from it stays a tensor"
             )
-        return of_torch(Expr, function, types, args, kwargs)
+        try:
+            return of_torch(Expr, function, types, args, kwargs)
+        except ChainError as error:
+            if name.endswith("_") or (kwargs or {}).get("out") is not None:
+                raise
+            computed = [n for a in told if isinstance(a, Expr) for n in inputs([a])]
+            is_ours = len(own) + sum(isinstance(a, Expr) for a in told) == len(told)
+            if not is_ours or not {*map(name_of, computed)} <= {*self.names.values()}:
+                raise
+            if computed and not tells_all():  # which takes views of what it is computed of
+                raise NotKnownYet(str(error)) from error
+            if computed or own[0] is not args[0] or not isinstance(own[0], Tensor):
+                raise
+            return self._view(own[0], name, tuple(args[1:]), kwargs or {})
 
-    def _view(self, tensor: Tensor, method: str, args: tuple[Any, ...]) -> Tensor:
-        """A view of one of the module's tensors, which each call takes of it."""
+    def _view(
+        self,
+        tensor: Tensor,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Tensor:
+        """A view of one of the module's tensors, or what torch computes of those alone, which each
+        call takes of them.
+        """
         tracing, whose = current(), self.names[id(tensor)]
         assert tracing is not None
-        view = View(whose, method, args)
-        part: Tensor = view.taken(lambda _: tensor)
+        view = View(
+            whose, method, self._named(args), {w: self._named(v) for w, v in kwargs.items()}
+        )
+        tensors = {
+            self.names[id(t)]: t for t in every((tensor, *args), kwargs) if id(t) in self.names
+        }
+        part: Tensor = view.taken(tensors.__getitem__)
         self.names[id(part)] = name_of(tracing.hold(part, f"{whose}_part", view))
         return part
+
+    def _named(self, told: Any) -> Any:
+        """What a function is told, with the names of tensors."""
+        if isinstance(told, tuple | list):
+            return type(told)(map(self._named, told))
+        return Other(self.names[id(told)]) if id(told) in self.names else told
+
+
+@contextmanager
+def _hooked(module: nn.Module) -> Iterator[None]:
+    """With the module's forward behind those of its hooks that compute parameters, as pruning has
+    them; its parts have their own.
+    """
+    hooks = [
+        hook
+        for hook in module._forward_pre_hooks.values()
+        if type(hook).__module__.startswith("torch.nn.utils.")
+    ]
+    if not hooks or "forward" in vars(module):
+        yield
+        return
+    forward = module.forward
+
+    @wraps(forward)
+    def behind(*args: Any, **kwargs: Any) -> Any:
+        for hook in hooks:
+            hook(module, ())
+        return forward(*args, **kwargs)
+
+    module.forward = behind
+    try:
+        yield
+    finally:
+        del module.forward
 
 
 @contextmanager

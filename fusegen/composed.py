@@ -131,6 +131,16 @@ def _divided(x: Any, other: Any, *, rounding_mode: str | None = None) -> Expr:
     return quotient if rounding_mode is None else ir.primitive("trunc", quotient)
 
 
+def _rounded(x: Expr, *, decimals: int = 0) -> Expr:
+    """x rounded to so many places behind the point, or before it."""
+    if decimals == 0:
+        return ir.primitive("round", x)
+    by = 10.0 ** abs(decimals)
+    if decimals > 0:
+        return ir.primitive("round", x * by) / by
+    return ir.primitive("round", x / by) * by
+
+
 COMPOSED: Mapping[str, Callable[..., Any]] = {
     "pairwise_distance": _distance,
     "triplet_margin_loss": _triplet,
@@ -146,5 +156,6 @@ COMPOSED: Mapping[str, Callable[..., Any]] = {
     "rad2deg": lambda x: x * (180.0 / math.pi),
     "positive": lambda x: x,
     "div": _divided,
+    "round": _rounded,
     "data": lambda x: lookup("detach")(x),
 }

@@ -193,7 +193,8 @@ def _has_unknown_size(function: Any, args: Any) -> bool:
 
 
 def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    place: int = tensor.untyped_storage()._cdata  # which a stand-in without memory has too
+    return place
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -49,8 +49,10 @@ def dims_of(step: Step, running: Shape) -> tuple[int, ...]:
     if dim is None:
         return tuple(range(rank))
     dims = integers(dim)
-    is_new = step.definition is not None and step.definition.shaping in ("unsqueeze", "stack")
-    room = rank + is_new
+    shaping = step.definition.shaping if step.definition is not None else "same"
+    if rank == 0 and shaping in ("same", "reduce") and {*dims} <= {-1, 0}:
+        return ()  # as torch takes it
+    room = rank + (shaping in ("unsqueeze", "stack"))
     if not all(-room <= d < room for d in dims):
         raise ArgumentError(
             f"{step.text}: dim {dim} is out of range for a value of shape {running} ({rank} axes)"

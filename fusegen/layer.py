@@ -15,7 +15,7 @@ from torch.compiler import is_dynamo_compiling
 
 from fusegen.answers import Answers, Chosen, chosen_of
 from fusegen.arguments import check_tensor
-from fusegen.borrowing import in_mode, lent_by, traced
+from fusegen.borrowing import Place, in_mode, lent_by, ties_of, traced
 from fusegen.dsl import chain
 from fusegen.errors import ArgumentError, ChainError, UnsupportedError
 from fusegen.inlining import applied
@@ -51,14 +51,16 @@ class Layer(nn.Module):
                 f"got a {type(source).__name__}, whose forward is no Python that could be traced; "
                 "give the module that it was made from"
             )
-        self._lent: dict[str, tuple[nn.Module, str]] = {}
+        self._lent: dict[str, Place] = {}
+        self._ties: tuple[tuple[Place, Place], ...] = ()  # places of one tensor of the module
         self._parts: tuple[nn.Module, ...] = (self,)
         self._by_mode: dict[tuple[bool | str, ...], Chosen | Answers] = {}
         self._optionals: Optionals | None = None  # of a module's forward
         self._input = "x"  # what x may be called
         if isinstance(source, nn.Module) and not isinstance(getattr(source, "chain", None), Chain):
             self.module, self.training = source, source.training
-            self._lent, self._parts = lent_by(source), tuple(source.modules())
+            self._parts = tuple(source.modules())
+            self._lend()
             self._input = next(iter(inspect.signature(source.forward).parameters), "x")
             self._optionals = Optionals(source.forward)
             self._find_usual()
@@ -71,6 +73,11 @@ class Layer(nn.Module):
             if name in self._lent:
                 raise ArgumentError(f"operand {name!r} is a tensor of the module itself")
             self._hold(name, tensor)
+
+    def _lend(self) -> None:
+        """Find the module's tensors; of one that is in several places, the chains take one."""
+        self._lent, self._ties = lent_by(self.module), ties_of(self.module)
+        self._by_mode.clear()
 
     def _find_usual(self) -> None:
         """Find the chains for the usual modes, for tracers that will not look into this. What is
@@ -102,6 +109,8 @@ class Layer(nn.Module):
         """
         modes: tuple[bool | str, ...] = tuple([part.training for part in self._parts])
         modes = (*modes, *sorted(also)) if also else modes
+        if self._ties and any(getattr(*a) is not getattr(*b) for a, b in self._ties):
+            self._lend()
         found = self._by_mode.get(modes)
         return self._trace(modes, also) if found is None else found
 
@@ -183,11 +192,10 @@ class Layer(nn.Module):
                 raise
             self._by_mode[modes] = Answers()
             try:
-                chosen, given = self._prepared(x, operands, named)
+                return self._called(*self._prepared(x, operands, named))
             except Exception:
                 self._by_mode[modes] = chosen
                 raise error from None
-            return self._called(chosen, given)
 
     def _called(self, chosen: Chosen, given: Mapping[str, Tensor]) -> Any:
         def tensor(name: str) -> Tensor:

@@ -102,6 +102,8 @@ def lower(bound: Bound) -> Lowered:
             running = ir.primitive("to_float64", running)
         if running.kind == "number" and place.result in INTEGERS and not is_quantised:
             running = ir.primitive("to_int64", running)
+        if running.kind == "number" and place.result == "bool":  # a choice among conditions
+            running = ir.primitive("ne", running, 0.0)
         if running.kind == "whole" and (wrap := f"wrap_{place.result}") in ir.WRAPS:
             running = ir.primitive(wrap, running)
         marks.append(Mark(running, f"after_{step.op}", step.text))

@@ -9,7 +9,7 @@ from fusegen.ir import Expr
 from fusegen.ops import Op
 from fusegen.spellings import cast
 from fusegen.standing import current
-from fusegen.unsaid import current_call, tells_all
+from fusegen.unsaid import current_call, default_type, tells_all
 
 
 def beside(number: float, x: Any) -> Any:
@@ -18,9 +18,9 @@ def beside(number: float, x: Any) -> Any:
     if not isinstance(x, Expr) or tracing is None or x.rank is not None:  # in an op's body
         return x
     if x.op in (*ir.COMPARISONS, *ir.CONNECTIVES):
-        return cast(x, "float32")
+        return cast(x, default_type())
     if call is not None and tells_all():
-        return x if call.of(x).dtype.is_floating_point else cast(x, "float32")
+        return x if call.of(x).dtype.is_floating_point else cast(x, default_type())
     if number % 1 == 0:
         tracing.loose.update(map(ir.name_of, _making_integers(x)))
     return x

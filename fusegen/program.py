@@ -249,9 +249,8 @@ def _reading_results(plain: Program, are_narrow: Sequence[bool]) -> Program:
             continue
         if are_narrow[i - 1] and value.op == "reduce" and value.attrs[0] in ir.MAXIMA:
             continue
-        leaf = ir.tensor(name, value.extent, value.rank)
-        other = replace(plain, saved=(*plain.saved, (value, leaf)))
-        plain = min((other, plain), key=_most_read)
+        saved = (*plain.saved, (value, ir.tensor(name, value.extent, value.rank)))
+        plain = min((replace(plain, saved=saved), plain), key=_most_read)
     return plain
 
 

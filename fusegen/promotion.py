@@ -21,6 +21,7 @@ from fusegen.errors import ArgumentError, ChainError
 from fusegen.ir import Expr
 from fusegen.ops import Step
 from fusegen.target import EPSILON
+from fusegen.unsaid import default_type
 
 FLOATING = tuple(ir.CASTS.values())
 NARROW = ("float16", "bfloat16")
@@ -86,12 +87,12 @@ def type_of(root: Expr, leaves: Mapping[Expr, Kind]) -> str:
     Raises ArgumentError for a difference of bools, which torch refuses.
     """
     if _meets_part(root, leaves):
-        return _DEFAULT
+        return default_type()
     kinds = dict(leaves)
     for node in ir.topological([root]):
         if node not in kinds:
             kinds[node] = _kind(node, [kinds[a] for a in node.args])
-    return kinds[root].dtype or _DEFAULT
+    return kinds[root].dtype or default_type()
 
 
 def _kind(node: Expr, args: list[Kind]) -> Kind:
@@ -115,7 +116,7 @@ def _kind(node: Expr, args: list[Kind]) -> Kind:
         _refuse_inexact(node, args)
         return Kind("bool", has_axes)
     if node.op == "div" and any(a.dtype in INTEGERS for a in args) and not _floating(args):
-        return Kind(_DEFAULT, has_axes)
+        return Kind(default_type(), has_axes)
     if node.op == "sub" and any(a.dtype == "bool" for a in args):
         raise ArgumentError(
             "torch refuses a difference with a tensor of bool; use logical_not on it, or convert "
@@ -176,7 +177,7 @@ def _promoted(args: Sequence[Kind], *, is_of_wholes: bool = False) -> str | None
             if found is not None:
                 # A number beside bools alone makes them integers, or of the default type.
                 is_mixed = found == "bool" and any(a.dtype is None for a in args)
-                return (WHOLE if is_of_wholes else _DEFAULT) if is_mixed else found
+                return (WHOLE if is_of_wholes else default_type()) if is_mixed else found
     return None
 
 

@@ -33,7 +33,8 @@ from fusegen.unsaid import (
     NotKnownYet,
     TypeOf,
     current_call,
-    is_device,
+    is_device_of,
+    leaves_joining,
     tells_all,
     tells_at_once,
     told_of,
@@ -143,7 +144,8 @@ def _expanded(x: Expr, *sizes: Any) -> Expr:
         return x
     call = current_call()
     assert call is not None
-    if (view := call.view(x, "expand", *wanted)) is not None:
+    view = call.view(x, "expand", *wanted, is_last_resort=leaves_joining())
+    if view is not None:
         return view
     as_large = [t for t, seen in call.tensors().items() if seen.shape == shape]
     if not as_large:
@@ -267,7 +269,8 @@ def _joined(name: str) -> Callable[..., Expr]:
                 f"torch.{name}: got {len(values)} values; of more than {most} fusegen.compile "
                 "takes a function whose calls have torch put them side by side"
             )
-        if call and (len(values) > most or (tells_at_once() and not _are_alike(call, values))):
+        is_apart = tells_at_once() and not _are_alike(call, values) if call else False
+        if call and (len(values) > most or is_apart or leaves_joining()):
             view = call.view(first, name, others, dim, is_last_resort=True)
             assert view is not None
             return view
@@ -325,10 +328,9 @@ def _quantised(x: Expr, dtype: str) -> Expr:
 def _moved(x: Expr, *args: Any, **kwargs: Any) -> Expr:
     """x.to(...), where x and what it is moved to are on one device."""
     named = (kwargs.get(word) for word in ("dtype", "device", "other"))
-    told = [v for v in (*args, *named) if not (isinstance(v, bool | None) or is_device(v))]
-    if len(told) > 1:
-        raise ChainError("x.to: got a device, but all that a call is given is on one; leave it out")
-    return cast(x, *told) if told else x
+    told = [v for v in (*args, *named) if not isinstance(v, bool | None)]
+    told = [v for v in told if not is_device_of(x, v)]
+    return cast(x, *told[:1]) if told else x
 
 
 def _contiguous(x: Expr) -> Expr:
@@ -382,6 +384,7 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "all": _holding("all"),
     **dict.fromkeys(("reshape", "view"), _reshaped),
     **dict.fromkeys(("cat", "concat", "concatenate"), _joined("cat")),
+    "hstack": lambda values: _joined("cat")(values, 1),
     "stack": _joined("stack"),
     **dict.fromkeys(("view_as", "reshape_as"), lambda x, other: _reshaped(x, shape_of(other))),
     **ASKED,
@@ -392,5 +395,6 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "logical_not": lambda x: ~x if x.kind == "truth" else ir.primitive("eq", x, 0.0),
     "contiguous": _contiguous,
     "clone": _copied,
+    "cpu": lambda x, *_: _moved(x, "cpu"),
     **{name: partial(cast, dtype=dtype) for name, dtype in TYPES.items()},
 }

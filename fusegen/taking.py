@@ -54,8 +54,9 @@ def _function(method: str) -> Callable[..., Any]:
         return attrgetter(method)
     if method == "assigned":
         return _assigned
-    found = getattr(torch.Tensor, method, None) or getattr(torch.nn.functional, method)
-    return found  # type: ignore[no-any-return]
+    homes = (torch.Tensor, torch.nn.functional, torch, torch.linalg)
+    found: Callable[..., Any] = next(getattr(h, method) for h in homes if hasattr(h, method))
+    return found
 
 
 def _assigned(x: Any, key: Any, value: Any) -> Any:

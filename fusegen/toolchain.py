@@ -278,7 +278,7 @@ def import_module(name: str, path: Path) -> ModuleType:
 
 def cxx_path() -> str | None:
     """The C++ compiler that load_inline will run, or None."""
-    return shutil.which(os.environ.get("CXX") or "c++")
+    return shutil.which(os.environ.get("CXX", "c++"))
 
 
 def nvcc_path() -> str | None:
@@ -359,7 +359,7 @@ def _check_tools(source: Source) -> Path | None:
     what = f"{source.chain_text!r} ({source.target}) cannot be built"
     if cxx_path() is None:
         raise BuildError(
-            f"{what}: no C++ compiler {os.environ.get('CXX') or 'c++'!r} on PATH; {INSTALL_CXX}"
+            f"{what}: no C++ compiler {os.environ.get('CXX', 'c++')!r} on PATH; {INSTALL_CXX}"
         )
     if source.target != "cuda":
         return None

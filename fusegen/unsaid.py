@@ -57,7 +57,7 @@ PLACING += ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "interpolate"
 COPYING = tuple(name for name in (*PLACING, *ADDING) if name not in ("diagonal", "unfold"))
 # What a tensor knows of itself, and what to write where a chain asks for it.
 UNKNOWN: Mapping[str, str] = {
-    **dict.fromkeys(("item", "tolist", "numpy", "cpu"), "it has no values before a call"),
+    **dict.fromkeys(("item", "tolist", "numpy"), "it has no values before a call"),
     **dict.fromkeys(("requires_grad", "is_leaf", "grad_fn"), "it is not known before a call"),
     **dict.fromkeys(
         MOVING,
@@ -142,6 +142,7 @@ class Telling(IntEnum):
     AT_ONCE = 1  # sizes and types are the call's own from the beginning
     ALL = 2  # and the types of what operators meet; what is a view of an operand, the call takes
     ALIGNED = 3  # and that a tensor of the first one's first axes lies along those
+    JOINED = 4  # and what is put side by side, the call puts there
 
 
 _call: ContextVar[tuple[Call | None, Telling]] = ContextVar("_call", default=(None, Telling(0)))
@@ -170,6 +171,11 @@ def tells_at_once() -> bool:
 def tells_all() -> bool:
     """Whether the call tells the types of all that operators meet."""
     return _call.get()[1] >= Telling.ALL
+
+
+def leaves_joining() -> bool:
+    """Whether the call puts side by side what is, so that it is no part of a chain."""
+    return _call.get()[1] >= Telling.JOINED
 
 
 def aligned(value: Expr) -> Expr:
@@ -261,6 +267,12 @@ def _words_of(code: CodeType) -> frozenset[str]:
     return frozenset((*(i.opname for i in dis.get_instructions(code)), *code.co_names))
 
 
+def default_type() -> str:
+    """The type that integers become where they meet nothing that has one."""
+    torch = sys.modules.get("torch")
+    return "float32" if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
+
+
 def is_type(value: object) -> bool:
     """Whether it is one of torch's types of elements, or stands for one."""
     return isinstance(value, TypeOf) or type(value).__name__ == "dtype"
@@ -270,3 +282,20 @@ def is_device(value: object) -> bool:
     """Whether it is the device of a value, which is that of all."""
     is_told = current_call() is not None and type(value).__name__ == "device"
     return isinstance(value, DeviceOf) or is_told
+
+
+def is_device_of(x: Expr, value: object) -> bool:
+    """Whether it is a device, and x is there, since what a chain gives stays where its input is."""
+    if isinstance(value, DeviceOf | Expr):
+        return isinstance(value, DeviceOf)
+    try:
+        device = sys.modules["torch"].device(value)
+    except (KeyError, RuntimeError, TypeError):
+        return False  # a type, say
+    own = told_of(x, f"x.to({str(device)!r}): where x is only a call tells").device
+    if device.type != own.type or device.index not in (None, own.index):
+        raise ChainError(
+            f"x.to: got {str(device)!r}, but x is on {str(own)!r}, where all that a chain gives "
+            "stays; leave it out, and move the result"
+        )
+    return True

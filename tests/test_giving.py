@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 from numeric import assert_as_accurate, has_right_second_derivatives, home_of_eager, outcome
 from torch.utils.checkpoint import checkpoint
 
@@ -335,3 +336,38 @@ def test_what_is_given_needs_a_gradient_where_eagers_does(learning, device):
         *(torch.autograd.grad(r[0] + r[2].sum(), wanted) for r in (ours, eager)), strict=True
     ):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.sum(-1), (x * 0.3).amax(-1)),
+        lambda x: (x.sum((-1, -2)), x.flatten(-2).softmax(-1).amax(-1)),
+        lambda x: (x.sum(-1), (x * 0.3).amin(-1), (x * 0.3).exp().max(-1)[0]),
+    ],
+)
+def test_a_maximum_that_is_given_in_16_bits_is_found_again(function, dtype, device):
+    x = torch.randn(2, 3, 4, 5, dtype=dtype, device=device, requires_grad=True)
+    found = fusegen.compile(function)(x)
+    exact = x.detach().double().requires_grad_()
+    wanted = function(exact)
+    ds = [torch.randn_like(f) for f in found]
+    (own,) = torch.autograd.grad(found, x, ds)
+    (theirs,) = torch.autograd.grad(wanted, exact, [d.double() for d in ds])
+    # A gradient is a sum of three below 8 in all, rounded to 8 bits.
+    torch.testing.assert_close(own.double(), theirs, rtol=2**-7, atol=2**-5)
+
+
+def test_the_first_result_may_be_of_labels(device):
+    def function(x, t):
+        return (x * F.one_hot(t, 4)).sum(1), x.sum(1)
+
+    x = torch.randn(5, 4, device=device, requires_grad=True)
+    t = torch.tensor([0, 1, 2, 3, 1], device=device)
+    found, wanted = fusegen.compile(function)(x, t), function(x, t)
+    torch.testing.assert_close(found, wanted)
+    ds = [torch.randn_like(f) for f in found]
+    torch.testing.assert_close(
+        torch.autograd.grad(found, x, ds), torch.autograd.grad(wanted, x, ds)
+    )

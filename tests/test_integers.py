@@ -371,3 +371,27 @@ def test_what_is_read_once_is_read_in_its_own_type():
         grad=False,
     )
     assert "const uint8_t*" in source.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_integers_become_numbers_of_the_default_type(dtype):
+    i = torch.arange(6).view(2, 3)
+    torch.set_default_dtype(dtype)
+    try:
+        for function in (
+            lambda i: i / 255,
+            lambda i: i * 0.5,
+            lambda i: (i > 2) * 0.5,
+            lambda i: torch.where(i > 2, 0.5, 0.1),
+        ):
+            found, wanted = fusegen.compile(function)(i), function(i)
+            torch.testing.assert_close(found, wanted)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_the_reference_computes_with_integers_too():
+    i = torch.arange(6).view(2, 3)
+    for text in ("mul(2)", "add(1) | clamp(0, 4)", "mul(0.5)", "gt(2) | where(1, 0)"):
+        fused = fusegen.compile(text)
+        torch.testing.assert_close(fused.reference(i), fused(i))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 import fusegen
 from fusegen import ArgumentError, ChainError, Layer
@@ -477,3 +478,92 @@ def test_a_layer_has_tensors_that_a_call_may_give(given, named, is_training):
     by_name = {"residual": told["r"]} if named else {}
     wanted = module(x, *operands, **by_name)
     torch.testing.assert_close(fusegen.Layer(module)(x, *operands, **by_name), wanted)
+
+
+def test_a_refused_call_leaves_a_layer_as_it_was():
+    layer = fusegen.Layer(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU())).eval()
+    x = torch.randn(4, 8, 6, 6)
+    text = layer.chain.text
+    with pytest.raises(fusegen.UnsupportedError, match=r"cannot be transformed by torch.func"):
+        torch.func.grad(lambda x: layer(x).sum())(x)
+    assert layer.chain.text == text
+
+
+class TwoNorms(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.b(self.a(x).tanh())
+
+
+def test_tensors_that_were_one_may_become_two():
+    module = TwoNorms()
+    layer = fusegen.Layer(module)
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(layer(x), module(x))
+    module.load_state_dict(
+        {k: torch.rand_like(v) for k, v in module.state_dict().items()}, assign=True
+    )
+    torch.testing.assert_close(layer(x), module(x))
+    torch.testing.assert_close(copy.deepcopy(layer)(x), module(x))
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(8, 4))
+
+    def forward(self, x):
+        return torch.tanh(x * self.w)
+
+
+class OfProducts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(8, 2)), nn.Parameter(torch.randn(2, 4))
+
+    def forward(self, x):
+        return x * (self.a @ self.b) + torch.outer(self.a[:, 0], self.b[0]).sigmoid()
+
+
+def pruned():
+    norm = nn.LayerNorm(4)
+    nn.init.normal_(norm.weight)
+    prune.l1_unstructured(norm, "weight", 0.5)
+    return nn.Sequential(norm, nn.GELU())
+
+
+def pruned_itself():
+    module = Scaled()
+    prune.l1_unstructured(module, "w", 0.5)
+    return module
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.utils.parametrizations.weight_norm(Scaled(), "w"),
+        OfProducts,
+        pruned,
+        pruned_itself,
+    ],
+)
+def test_what_torch_computes_of_a_modules_tensors_is_computed_in_each_call(make):
+    torch.manual_seed(0)
+    eager = make()
+    torch.manual_seed(0)
+    layer = fusegen.Layer(make())
+    x = torch.randn(8, 4)
+    optimisers = [torch.optim.SGD(m.parameters(), 0.01) for m in (eager, layer)]
+    for _ in range(3):
+        found, wanted = layer(x), eager(x)
+        torch.testing.assert_close(found, wanted)
+        for optimiser, loss in zip(optimisers, (wanted, found), strict=True):
+            optimiser.zero_grad()
+            loss.square().sum().backward()
+            optimiser.step()
+    for own, theirs in zip(layer.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(own, theirs)

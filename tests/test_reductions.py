@@ -485,3 +485,14 @@ def test_places_are_given_beside_values_that_train(device):
 def test_places_are_integers_like_others(text, function, device):
     x = torch.randn(3, 4, device=device)
     assert torch.equal(fusegen.compile(text)(x), function(x))
+
+
+@pytest.mark.parametrize(
+    "text", ["softmax(-1)", "exp | sum(0)", "logsumexp(-1)", "amax(-1)", "mean(0)"]
+)
+def test_a_value_without_axes_has_a_last_one_as_in_torch(text):
+    fused = fusegen.compile(text)
+    x = torch.tensor(2.0, requires_grad=True)
+    found, wanted = fused(x), fused.reference(x)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(torch.autograd.grad(found, x), torch.autograd.grad(wanted, x))

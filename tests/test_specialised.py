@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 import fusegen
 from fusegen import ArgumentError, ChainError, Fused, Layer
@@ -489,7 +490,7 @@ def changed(x):
     [
         (changed, "the function changes a tensor that it makes"),
         (lambda x: x.cumsum(-1) / x.size(-1), "x.cumsum: no step does it"),
-        (lambda x: x.mean(1, keepdim=True).expand(3, 4, x.size(-1)) + 1, "x.expand: where x meets"),
+        (lambda x: x.mean(1, keepdim=True).expand(3, 4, x.size(-1)) + 1, "x.expand: The expanded"),
     ],
 )
 def test_what_no_chain_does_is_told_by_the_call(function, message):
@@ -1069,3 +1070,43 @@ def test_a_layer_of_floats_takes_integers_too(device):
         found, wanted = layer(*args), Kept()(*args)
         assert found.dtype == wanted.dtype
         torch.testing.assert_close(found, wanted)
+
+
+def test_what_is_made_under_fake_tensors_is_not_kept():
+    fused = fusegen.compile(lambda x: x / x.size(0) + torch.ones(x.size(-1)))
+    x = torch.randn(4, 6)
+    for _ in range(2):
+        with FakeTensorMode() as mode:
+            assert fused(mode.from_tensor(x)).shape == (4, 6)
+        torch.testing.assert_close(fused(x), x / 4 + 1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, m: torch.cat([x[:, 0], x[:, 1:].mean(1)], -1),
+        lambda x, m: torch.cat([(x * 2)[:, 0], (x * 2)[:, 1:].mean(1)], -1),
+        lambda x, m: torch.where(torch.cat([m[:1], m[:1]]), x, 0.0),
+        lambda x, m: torch.where(m[:1].expand_as(x), x, 0),
+        lambda x, m: x.masked_fill(~m[:, :1].expand_as(x), 0.0),
+        lambda x, m: torch.where((m.float() > 0).expand_as(x), x, -x),
+        lambda x, m: torch.where(torch.where(x > 0, m, ~m), x, -x),
+        lambda x, m: torch.cat([x, x.std(0).mean().expand(x.shape[0], 1, x.shape[2])], 1),
+        lambda x, m: torch.hstack([x * 2, x]),
+        lambda x, m: (x * 2).round(decimals=1) + (x * 30).round(decimals=-1),
+        lambda x, m: (x * 2).to(str(x.device)).to(x.device, torch.float64),
+    ],
+)
+def test_conditions_and_parts_are_as_in_eager(function, device):
+    x = torch.randn(2, 3, 4, device=device, requires_grad=True)
+    m = torch.rand(2, 3, 4, device=device) > 0.5
+    found, wanted = fusegen.compile(function)(x, m), function(x, m)
+    torch.testing.assert_close(found, wanted)
+    d = torch.randn_like(wanted)
+    torch.testing.assert_close(torch.autograd.grad(found, x, d), torch.autograd.grad(wanted, x, d))
+
+
+def test_another_device_is_refused():
+    fused = fusegen.compile(lambda x: (x * 2).to("meta"))
+    with pytest.raises(ChainError, match=r"x.to: got 'meta', but x is on 'cpu', where all that"):
+        fused(torch.randn(3))

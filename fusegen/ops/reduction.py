@@ -27,7 +27,7 @@ _SPREADS: tuple[tuple[Any, ...], ...] = ((1,), ((2, 3), 1.0, True), (None,), (1,
 
 def axes_of(x: Expr, dim: Dim) -> tuple[int, ...]:
     """The axes that torch's argument dim names: one, several, or all where it is None."""
-    if dim is None:
+    if dim is None or x.rank == 0:
         return x.axes
     return tuple(x.axes[d] for d in ((dim,) if isinstance(dim, int) else dim))
 
