@@ -528,6 +528,15 @@ def test_an_error_is_found_in_whatever_slices_the_reference_runs(
     assert not missing.is_right
 
 
+def test_what_names_places_is_sliced_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_SLICE_ELEMENTS", 10)
+    chain = "log_softmax(-1) | gather(-1, target)"
+    work = tiny(chain=chain, shape=(6, 5), operands=("labels",))
+    eager = rivals.eager_of(work)
+    assert precision.precision(work, rivals.fused_of(work), eager, "cpu").is_right
+    assert not precision.precision(work, scaled(eager, 1.2), eager, "cpu").is_right
+
+
 def test_a_sum_may_have_an_element_at_a_kink_on_either_side() -> None:
     work = tiny()
     edge = rivals.inputs(work, "cpu", 0)[0].abs().median()

@@ -62,7 +62,13 @@ def precision(work: Work, ours: Function, eager: Function, device: str) -> Preci
 
     count = x.shape[0] if x.dim() and is_batched(work, device) else 1
     step = max(1, count * _SLICE_ELEMENTS // max(x.numel(), 1)) if count > 1 else 1
-    in_slices = [t.dim() == x.dim() > 0 and t.shape[0] == x.shape[0] for t in tensors]
+    # Of fewer axes than x, only what names places or classes has its first.
+    in_slices = [
+        x.dim() > 0
+        and t.shape[:1] == x.shape[:1]
+        and (t.dim() == x.dim() or not t.is_floating_point())
+        for t in tensors
+    ]
     is_sliced = [
         *(True for _ in cotangents),
         *(s for s, n in zip(in_slices, needs, strict=True) if n),
