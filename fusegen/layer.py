@@ -24,6 +24,7 @@ from fusegen.ops import RUNNING, Chain, Op, Step
 from fusegen.optional import Optionals
 from fusegen.runtime import Fused
 from fusegen.standing import known
+from fusegen.target import H200_GB_PER_S
 from fusegen.trace import Traced
 from fusegen.unsaid import NotKnownYet
 
@@ -176,6 +177,23 @@ class Layer(nn.Module):
         """The compiled chain for a call with these tensors."""
         return self._prepared(x, operands, named)[0].fused
 
+    def explain(
+        self,
+        x: Tensor,
+        *operands: Tensor,
+        target: str | None = None,
+        bandwidth: float = H200_GB_PER_S,
+        **named: Tensor,
+    ) -> str:
+        """What a call with these tensors does: what torch takes of tensors and moves, and the
+        kernels of each chain as `Fused.explain` tells of them, for a target, at a bandwidth in
+        GB/s.
+        """
+        from fusegen.telling import explained  # here, because a call needs no text
+
+        chosen, given = self._prepared(x, operands, named)
+        return explained(chosen, self._input, self._among(given), target, bandwidth)
+
     def forward(self, x: Tensor | None = None, *operands: Tensor, **named: Tensor) -> Any:
         """What the compiled chain gives for x, the operands that are held and those passed here."""
         others = (*operands, *named.values())
@@ -198,10 +216,11 @@ class Layer(nn.Module):
                 raise error from None
 
     def _called(self, chosen: Chosen, given: Mapping[str, Tensor]) -> Any:
-        def tensor(name: str) -> Tensor:
-            return given[name] if name in given else self._own(name)
+        return chosen.called(self._input, self._among(given))
 
-        return chosen.called(self._input, tensor)
+    def _among(self, given: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
+        """A call's tensors by their names: those that it is given, and the layer's own."""
+        return lambda name: given[name] if name in given else self._own(name)
 
     def _in_another(self, x: Any, operands: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """What a function that is traced itself computes by this."""

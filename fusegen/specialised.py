@@ -28,6 +28,7 @@ from fusegen.optional import Optionals
 from fusegen.parameters import NUMBERS, operand_of
 from fusegen.plan import remember
 from fusegen.runtime import Fused
+from fusegen.target import H200_GB_PER_S
 from fusegen.trace import traced
 
 _MANY = 16
@@ -143,9 +144,24 @@ class Specialised:
         """Raises ChainError: `compiled_for(x).source()` has it."""
         self._refuse()
 
-    def explain(self, *_: Any, **__: Any) -> str:
-        """Raises ChainError: `compiled_for(x).explain()` tells it."""
-        self._refuse()
+    def explain(
+        self,
+        *args: Any,
+        target: str | None = None,
+        bandwidth: float = H200_GB_PER_S,
+        **named: Any,
+    ) -> str:
+        """What a call with these tensors does: what torch takes of tensors and moves, and the
+        kernels of each chain as `Fused.explain` tells of them, for a target, at a bandwidth in
+        GB/s. Raises ChainError where no tensors are given.
+        """
+        if not (args or named):
+            self._refuse()
+        given, numbers = self._given(args, named)
+        chosen = self._chosen(given, numbers)
+        from fusegen.telling import explained  # here, because a call needs no text
+
+        return explained(chosen, next(iter(given)), given.__getitem__, target, bandwidth)
 
     def _refuse(self) -> NoReturn:
         raise ChainError(

@@ -140,7 +140,7 @@ def traced(
     if tuple(line) != results or len(chains) > 1 or not is_plain:
         order = tuple([line.index(r) if r in line else ir.name_of(r) for r in results])
     used = {*map(str, order), *(n for main, chain in chains for n in (main, *chain.given))}
-    before = _before(name, tracing, (x, *parts), others, used - {seen_as})
+    before = _before(name, tracing, (x, *parts), others, used, seen_as)
     unused = [p for p in placements if p not in used]
     if unused and current_call() is None:  # its sizes may be all that is wanted
         raise NotKnownYet(f"{name}: the parameter {unused[0]!r} is never used{BY_CALL}")
@@ -159,6 +159,7 @@ def _before(
     first: Sequence[Expr],
     others: Mapping[str, Placement | None],
     used: set[str],
+    seen_as: str,
 ) -> list[tuple[str, str, Chain]]:
     """The chains to values that are seen otherwise, as far as they are used; what they use is then
     used too.
@@ -167,8 +168,8 @@ def _before(
     for value, leaf in reversed(tracing.before.items()):
         for view in [view for part, view in reversed(tracing.views.items()) if part in used]:
             used |= {view.of, *_names_in(view.args), *_names_in([*view.named.values()])}
-        if ir.name_of(leaf) not in used:
-            continue
+        if ir.name_of(leaf) not in used or ir.name_of(leaf) == seen_as:
+            continue  # the first chain gives the latter
         ((main, mine),) = by_input(name, first, without_copies((value,)))
         chain, _ = arranged(name, main, others, mine, tracing.aligned)
         taken = tuple(operand for operand in others if operand in chain.given)

@@ -149,6 +149,7 @@ ORDER = (
     "runtime",
     "drawing",
     "answers",
+    "telling",
     "specialised",
     "borrowing",
     "layer",
