@@ -200,8 +200,8 @@ class _Call:
         if value.op == "input":
             return value
         if value not in tracing.before:
-            own = self.of(value)  # of which no element is there yet
-            like = torch.empty((), dtype=own.dtype, device=own.device).expand(own.shape)
+            own = self.of(value)  # of which no element is there yet; 0 is an index of all
+            like = torch.zeros((), dtype=own.dtype, device=own.device).expand(own.shape)
             tracing.before[value] = tracing.hold(like, "computed")
         return tracing.before[value]
 

@@ -16,7 +16,7 @@ from fusegen.ops.eager import is_tensor
 from fusegen.shaping import as_numbers
 from fusegen.sizes import with_numbers
 from fusegen.spellings import cast
-from fusegen.standing import current, given_out, is_given, known
+from fusegen.standing import Tracing, current, given_out, is_given, known
 from fusegen.unsaid import Call, NotKnownYet, current_call
 
 _WAY = "write x = torch.where(condition, y, x)"
@@ -30,15 +30,39 @@ def replacing(
     if tracing is None:
         return compute()
     x = tracing.overwriting.now(x)
+    _refuse_history(tracing, x, where)
 
     def computed() -> Expr:
         found = compute()
         if call is not None:
             wanted = call.of(x).dtype
+            if tuple(call.of(found).shape) != tuple(call.of(x).shape):
+                raise ChainError(
+                    f"{where}: the result would have shape {tuple(call.of(found).shape)}, and x "
+                    f"has {tuple(call.of(x).shape)}; {way}"
+                )
             return found if call.of(found).dtype == wanted else cast(found, wanted)
         return cast(found, x) if any(isinstance(other, Expr) for other in others) else found
 
     return tracing.overwriting.replacing(where, way, x, computed)
+
+
+def _refuse_history(tracing: Tracing, x: Expr, where: str) -> None:
+    """Raise where x is changed under torch.no_grad() and has a gradient, which eager would go on
+    with as if it had not been changed.
+    """
+    if not tracing.is_without_gradients():
+        return
+    waiting = [x]
+    while waiting:
+        node = waiting.pop()
+        if node.op == "input" and ir.name_of(node) not in tracing.held:
+            raise ChainError(
+                f"{where}: under torch.no_grad() it changes a value that has a gradient; write "
+                "x = x.detach() before it"
+            )
+        is_step = node.op == "detach" or node.op in (*ir.COMPARISONS, *ir.CONNECTIVES)
+        waiting += [] if is_step else node.args
 
 
 def assign(x: Expr, key: object, value: object) -> None:
@@ -53,10 +77,11 @@ def _assigned(x: Any, key: object, value: object) -> Expr:
         raise ChainError(
             "x[...] = y changes what the chain is given in place; write x = x.clone() before it"
         )
+    _refuse_history(tracing, x, "x[...] = y")
     if call is None:
         raise NotKnownYet("x[...] = y: where that is only a call tells")
     keys = tuple(known(k, "x[...] = y") for k in (key if isinstance(key, tuple) else (key,)))
-    tracing.overwriting.put_back(value, x)
+    tracing.overwriting.put_back(value, x, key)
     new = known(with_numbers(value), "x[...] = y")
     if not isinstance(new, Expr | Real):
         raise ChainError(f"x[...] = y: y is a {type(new).__name__}, wanted a tensor or a number")
@@ -72,13 +97,19 @@ def _with(call: Call, x: Expr, keys: tuple[Any, ...], value: Any) -> Expr:
         return _where(call, x, indices[0], value)
     if any(str(call.of(index).dtype) == "torch.bool" for index in indices):
         raise ChainError(f"x[...] = y: got a condition among other indices; {_WAY}")
-    if not indices:
+    if all(_is_place(key) for key in keys):
         found = _in_place(call, x, keys, value)
         if found is not None:
             return found
     view = call.view(x, "assigned", keys, value, is_last_resort=True)
     assert view is not None
     return view
+
+
+def _is_place(key: object) -> bool:
+    """Whether it takes a place or a slice along an axis."""
+    is_number = isinstance(key, int) and not isinstance(key, bool)
+    return is_number or isinstance(key, slice) or key is Ellipsis
 
 
 def _where(call: Call, x: Expr, condition: Expr, value: Any) -> Expr:
@@ -115,6 +146,11 @@ def _chosen(call: Call, condition: Expr, value: Any, x: Expr) -> Expr:
         if value:
             return ir.primitive("logical_or", condition, x)
         return ir.primitive("logical_and", ~condition, x)
+    if value != value:
+        torch, tracing = sys.modules["torch"], current()
+        assert tracing is not None
+        nan = tracing.hold(call.moved(torch.tensor(math.nan, dtype=dtype)), "constant")
+        return ir.primitive("where", condition, nan, x)
     number = float(value) if dtype.is_floating_point else float(int(value))
     found: Expr = lookup("masked_fill")(x, condition, number)
     return found
@@ -126,8 +162,6 @@ def _in_place(call: Call, x: Expr, keys: Sequence[Any], value: Any) -> Expr | No
     """
     torch = sys.modules["torch"]
     shape = tuple(call.of(x).shape)
-    if any(key is None for key in keys):
-        return None
     try:
         target = tuple(torch.empty(shape, device="meta")[tuple(keys)].shape)
     except (IndexError, TypeError, ValueError) as error:

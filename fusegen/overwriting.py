@@ -5,8 +5,10 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
 from fusegen import ir
@@ -28,6 +30,7 @@ _PARTS: tuple[str, ...] = (
     "narrow",
 )
 _PARTS += ("diagonal", "unfold")
+_APART = ("chunk", "split", "tensor_split", "unbind")  # which give parts that are apart
 _WHOLES = (*(name for name in SEEING if name != "select"), *MOVING, "view_as", "reshape_as")
 _WHOLES += ("expand_as", "detach", "data")
 # What gives the value itself where it has the type already.
@@ -45,30 +48,47 @@ class Overwritten(NamedTuple):
     after: Expr
     shared: frozenset[Expr]  # what has the value's memory, or some of it
     users: frozenset[Expr]  # what had been computed by then
+    moved: frozenset[Expr]  # what had been given to torch to move
 
-    def check(self, results: Sequence[Expr]) -> None:
+    def check(self, results: Sequence[Expr], moved: Iterable[Expr]) -> None:
         """Raise ChainError where the value, or what shares its memory, is used later."""
+        roots = [*results, *(value for value in moved if value not in self.moved)]
         allowed = {*ir.topological([self.after]), *self.users}
-        later = [n for n in ir.topological(results) if n not in allowed]
+        later = [n for n in ir.topological(roots) if n not in allowed]
         is_used = any(not self.shared.isdisjoint(n.args) for n in later)
-        if is_used or not self.shared.isdisjoint(results):
+        if is_used or not self.shared.isdisjoint(roots):
             raise ChainError(f"{self.where} changes a value that is used elsewhere too; {self.way}")
+
+
+class Seen(NamedTuple):
+    """What a view is of, and which part: an index, the number of a call that gives several, or
+    None for all of it.
+    """
+
+    base: Expr
+    part: tuple[Any, ...] | int | None
+
+
+_UNTOLD = -1  # of a part
 
 
 @dataclass
 class Overwriting:
     """The values that a traced function has been given so far, and what it has made of them in
-    place.
+    place. moved has what is computed and given to torch to move.
     """
 
+    moved: Mapping[Expr, Expr] = field(default_factory=dict)
     done: list[Overwritten] = field(default_factory=list)
     _given: dict[Expr, None] = field(default_factory=dict)
     # Of these the function may have two, which are equal, and only one of them was overwritten.
     _twice: set[Expr] = field(default_factory=set)
     _after: dict[Expr, Expr] = field(default_factory=dict)
-    _seen_of: dict[Expr, tuple[Expr, bool]] = field(default_factory=dict)  # and whether a part
-    _cast: set[Expr] = field(default_factory=set)
+    _seen_of: dict[Expr, Seen] = field(default_factory=dict)
+    # Of these only a call tells if they are what they are made of, or copies.
+    unclear: set[Expr] = field(default_factory=set)
     _depth: int = 0
+    _calls: int = 0
 
     def now(self, value: Expr) -> Expr:
         """The value that goes by this one's name."""
@@ -91,81 +111,157 @@ class Overwriting:
         finally:
             self._depth -= 1
         if self._depth == 0:
+            self._calls += 1
             for value in found if isinstance(found, tuple | list) else (found,):
                 if isinstance(value, Expr) and value.rank is None and value not in given:
-                    self._note(name, given, value)
+                    self._note(name, args, given, value)
         return found
 
-    def _note(self, name: str, given: Sequence[Expr], value: Expr) -> None:
+    def _note(self, name: str, args: Sequence[Any], given: Sequence[Expr], value: Expr) -> None:
         if value in self._given:
             self._twice.add(value)
         self._given[value] = None
-        if given and (name in _PARTS or name in _WHOLES):
-            self._seen_of[value] = (given[0], name in _PARTS)
-        if given and name in _CASTS:
+        if not given:
+            return
+        if name == "__getitem__":
+            key = args[1] if isinstance(args[1], tuple) else (args[1],)
+            self._seen_of[value] = Seen(given[0], key)
+        elif name in _PARTS:
+            self._seen_of[value] = Seen(given[0], self._calls if name in _APART else _UNTOLD)
+        elif name in _WHOLES or "dropout" in name:  # which gives its input where it drops nothing
+            self._seen_of[value] = Seen(given[0], None)
+        elif name in _CASTS:
             call = current_call()
             if call is None:
-                self._cast.add(value)
+                self.unclear.add(value)
             if call is None or call.of(value).dtype == call.of(given[0]).dtype:
-                self._seen_of[value] = (given[0], False)
+                self._seen_of[value] = Seen(given[0], None)
 
-    def is_cast(self, x: Expr) -> bool:
-        """Whether only a call tells if x is what it is made of, or a copy in another type."""
-        return not self._cast.isdisjoint(self.seen_through(x))
+    def is_unclear(self, x: Expr) -> bool:
+        """Whether only a call tells if x is what it is made of, or a copy."""
+        return current_call() is None and not self.unclear.isdisjoint(self.seen_through(x))
 
     def seen_through(self, x: Expr) -> list[Expr]:
         """x and what it is a view of, which shares its memory: last what was made itself."""
-        return [value for value, _ in self._path(x)]
+        return [x, *(seen.base for seen in self._path(x))]
 
-    def _path(self, x: Expr) -> list[tuple[Expr, bool]]:
-        """The same, each with whether x is a part of it."""
-        found, is_part = [(x, False)], False
+    def _path(self, x: Expr) -> list[Seen]:
+        """What x is a view of, and what that is a view of, and so on."""
+        found: list[Seen] = []
         while True:
+            name = getattr(x.attrs[0], "name", "") if x.op == "call" else x.op
             if x in self._seen_of:
-                x, is_one = self._seen_of[x]
-                is_part |= is_one
-            elif (getattr(x.attrs[0], "name", "") if x.op == "call" else x.op) in _VIEWS:
-                is_part |= x.op == "call" and getattr(x.attrs[0], "name", "") == "select"
-                x = x.args[0]
+                found.append(self._seen_of[x])
+            elif name in _VIEWS:
+                found.append(Seen(x.args[0], _UNTOLD if name == "select" else None))
             else:
                 return found
-            found.append((x, is_part))
+            x = found[-1].base
+
+    def _sharing(self, x: Expr) -> frozenset[Expr]:
+        """The values that have x's memory, or some of it."""
+        mine = self._path(x)
+        shared = {x, *(seen.base for seen in mine)}
+        parts = {seen.base: seen.part for seen in mine}
+        for value in self._given:
+            for seen in self._path(value):
+                if seen.base in shared:
+                    is_below = seen.base not in parts or value in shared
+                    if is_below or not _are_apart(seen.part, parts[seen.base]):
+                        shared.add(value)
+                    break
+        return frozenset(shared)
 
     def replacing(self, where: str, way: str, before: Expr, compute: Callable[[], Expr]) -> Expr:
-        """What is computed in a value's place, which goes by its name from then on. Parts of one
-        value are taken to be apart from each other.
-        """
-        users = frozenset(ir.topological([*self._given]))
-        mine = self._path(before)
-        shared = {value for value, _ in mine}
-        parts = {value for value, is_part in mine if is_part}
-        for value in self._given:
-            own = self._path(value)
-            if any(v in shared and not (is_part and v in parts) for v, is_part in own):
-                shared.add(value)
+        """What is computed in a value's place, which goes by its name from then on."""
+        if self.is_unclear(before):
+            raise NotKnownYet(f"{where}: whether that is a copy only a call tells")
+        users, shared = frozenset(ir.topological([*self._given])), self._sharing(before)
         after = compute()
+        moved = frozenset(self.moved)
         if after is not before:
-            self.done.append(Overwritten(where, way, before, after, frozenset(shared), users))
+            self.done.append(Overwritten(where, way, before, after, shared, users, moved))
             self._after[before] = after
         return after
 
-    def put_back(self, value: object, x: Expr) -> None:
+    def put_back(self, value: object, x: Expr, key: object) -> None:
         """Forget that a part of x was overwritten, where what came of it is put there: the two
         halves of `x[i] += y`.
         """
         last = self.done[-1] if self.done else None
-        if last and last.after is value and x in self.seen_through(last.before)[1:]:
+        seen = self._seen_of.get(last.before) if last is not None else None
+        if last is None or seen is None or last.after is not value or seen.base is not x:
+            return
+        keys = key if isinstance(key, tuple) else (key,)
+        if isinstance(seen.part, tuple) and _is_same(seen.part, keys):
             self.done.pop()
 
     def check(self, results: Sequence[Expr]) -> None:
         """Raise ChainError where what was overwritten is used elsewhere."""
         for each in self.done:
             try:
-                each.check(results)
+                each.check(results, self.moved)
             except ChainError as error:
-                if any(map(self.is_cast, each.shared)):
+                if any(map(self.is_unclear, each.shared)):
                     raise NotKnownYet(str(error)) from None
                 raise
+
+
+def _is_same(keys: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    """Whether two indices are one."""
+    pairs = zip(keys, others, strict=False)
+    return len(keys) == len(others) and all(
+        a is b or (type(a) is type(b) and isinstance(a, int | slice) and a == b) for a, b in pairs
+    )
+
+
+def _are_apart(part: object, other: object) -> bool:
+    """Whether parts of one value have nothing in common, for sure."""
+    if isinstance(part, int) and isinstance(other, int):
+        return part == other != _UNTOLD  # of one call
+    if not (isinstance(part, tuple) and isinstance(other, tuple)):
+        return False
+    fronts = [list(takewhile(_is_plain, keys)) for keys in (part, other)]
+    pairs = [*zip(*fronts, strict=False)]
+    if all(any(k is Ellipsis for k in keys) for keys in (part, other)):
+        backs = [list(takewhile(_is_plain, reversed(keys))) for keys in (part, other)]
+        pairs += zip(*backs, strict=False)
+    return any(_differ(a, b) for a, b in pairs)
+
+
+def _is_plain(key: object) -> bool:
+    return isinstance(key, slice) or (isinstance(key, int) and not isinstance(key, bool))
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Whether two places or slices along an axis have none in common, for sure."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a != b and (a < 0) == (b < 0)
+    a, b = (slice(k, k + 1) if isinstance(k, int) and k >= 0 else k for k in (a, b))
+    if not (isinstance(a, slice) and isinstance(b, slice)):
+        return False
+    if a.step == b.step and isinstance(a.step, int) and a.step > 1:
+        starts = [0 if k.start is None else k.start for k in (a, b)]
+        if all(isinstance(n, int) and n >= 0 for n in starts):
+            return bool((starts[0] - starts[1]) % a.step)
+    return _ends_before(a, b) or _ends_before(b, a)
+
+
+def _ends_before(a: slice, b: slice) -> bool:
+    """Whether a slice ends where another one begins, or before."""
+    end, begin = a.stop, b.start
+    if end is None or begin is None or any(k.step not in (None, 1) for k in (a, b)):
+        return False
+    are_numbers = isinstance(end, int) and isinstance(begin, int)
+    return end is begin or (are_numbers and (end < 0) == (begin < 0) and end <= begin)
+
+
+_copies = itertools.count()
+
+
+def copied(x: Expr) -> Expr:
+    """x as a value of its own, of which no two are the same."""
+    return ir.make("call", (x,), (lookup("clone"), (), (), f"() {next(_copies)}"), rank=None)
 
 
 def without_copies(values: Sequence[Expr]) -> tuple[Expr, ...]:

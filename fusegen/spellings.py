@@ -17,6 +17,7 @@ from fusegen.moving import looked_up
 from fusegen.ops import lookup
 from fusegen.ops.cast import QUANTISED
 from fusegen.ops.schema import show_value
+from fusegen.overwriting import copied
 from fusegen.parting import chunk, narrowed, split, unbound
 from fusegen.shaping import seen_in
 from fusegen.sizes import (
@@ -117,7 +118,7 @@ def _embedded(x: Expr, weight: Expr, *args: Any, **kwargs: Any) -> Expr:
 
 def _filled(x: Expr, fill_value: float) -> Expr:
     """A number in x's shape and type: in the place of x where that is less than itself."""
-    return lookup("where")(ir.primitive("lt", x, x), x, fill_value)
+    return copied(lookup("where")(ir.primitive("lt", x, x), x, fill_value))
 
 
 def _expanded_as(x: Expr, other: Expr) -> Expr:
@@ -334,16 +335,14 @@ def _moved(x: Expr, *args: Any, **kwargs: Any) -> Expr:
 
 
 def _contiguous(x: Expr) -> Expr:
-    if (tracing := current()) is not None and current_call() is not None:
-        tracing.asked.append("x.contiguous")
-    return x
+    return x if (tracing := current()) is None else tracing.contiguous(x)
 
 
 def _copied(x: Expr, memory_format: object = None) -> Expr:
     """A value of its own, which may be changed in place."""
     if str(memory_format) not in ("None", "torch.preserve_format"):
         x = _contiguous(x)
-    return lookup("clone")(x)
+    return copied(x)
 
 
 # What is told sizes, and works on them whatever they are.

@@ -14,7 +14,7 @@ from fusegen import ir
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops.eager import is_tensor
-from fusegen.overwriting import Overwriting
+from fusegen.overwriting import Overwriting, copied
 from fusegen.taking import View
 from fusegen.unsaid import COPYING, NotKnownYet, aligned, current_call
 
@@ -40,16 +40,20 @@ class Tracing:
     main: Expr | None = None  # what stands for the first parameter
     taken: Container[str] = ()  # names that mean something else
     has_gradients: bool = True  # whether torch records gradients where the function begins
-    overwriting: Overwriting = field(default_factory=Overwriting)
     views: dict[str, View] = field(default_factory=dict)  # of those that it has, by name
     # What is computed and then seen otherwise, with what stands for the result of a chain to it.
     before: dict[Expr, Expr] = field(default_factory=dict)
+    overwriting: Overwriting = field(init=False)
     made: Mapping[int, Any] = field(default_factory=lambda: _made.get({}))  # of numbers, by id
     used: list[tuple[Any, int]] = field(default_factory=list)  # those of them, as they were
     asked: list[str] = field(default_factory=list)  # what it wanted to know of values
     # Tensors that meet a written float such as 1.0, which of integers makes other than 1 does.
     loose: set[str] = field(default_factory=set)
+    relaid: set[Expr] = field(default_factory=set)  # copies in the usual order
     aligned: set[str] = field(default_factory=set)  # views that lie along the first one's axes
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "overwriting", Overwriting(self.before))
 
     def check(self, results: Sequence[Expr]) -> None:
         """Raise ChainError where what was overwritten is used elsewhere."""
@@ -63,6 +67,25 @@ class Tracing:
     def stands_for(self, name: str) -> Expr:
         """What stands for the tensor of this name."""
         return self.others[name] if name in self.others else stand_in(name)
+
+    def is_without_gradients(self) -> bool:
+        """Whether it is traced under torch.no_grad(), where the function began without that."""
+        return self.has_gradients != _has_gradients()
+
+    def contiguous(self, x: Expr) -> Expr:
+        """x, or where the call says that it does not lie in the usual order, a copy that does if it
+        is a result.
+        """
+        if (call := current_call()) is None:
+            self.overwriting.unclear.add(x)
+            return x
+        self.asked.append("x.contiguous")
+        own: Any = call.of(x)
+        if getattr(own, "like", own).is_contiguous():
+            return x
+        found = copied(x)
+        self.relaid.add(found)
+        return found
 
     def hold(self, tensor: Any, name: str, view: View | None = None) -> Expr:
         """What stands for one tensor more, by such a name; of a view, whose it is."""
@@ -139,14 +162,24 @@ def is_given(x: Expr) -> bool:
     if tracing is None:
         return x.op == "input"
     made = tracing.overwriting.seen_through(x)[-1]
-    if tracing.overwriting.is_cast(x):
+    if tracing.overwriting.is_unclear(x):
         raise NotKnownYet("whether a value in a type is a copy only a call tells")
     if made.op != "input" or made in tracing.before.values():
         return False
     name = ir.name_of(made)
     if (view := tracing.views.get(name)) is not None:
         return view.method not in COPYING and is_given(tracing.stands_for(view.of))
-    return name not in tracing.held or id(tracing.held[name]) not in tracing.made
+    if name not in tracing.held or id(tracing.held[name]) not in tracing.made:
+        return True
+    own = tracing.held[name]
+    place = own.untyped_storage()._cdata
+    others = [t for t in tracing.made.values() if t is not own]
+    if any(other.untyped_storage()._cdata == place for other in others):
+        raise ChainError(
+            "a tensor that the function makes is changed by what is computed, and another one has "
+            "the same memory; begin with torch.zeros_like(x), or change it by an index of its own"
+        )
+    return False
 
 
 def note(asked: str) -> None:
@@ -179,7 +212,7 @@ def known(value: Any, where: str) -> Any:
     tracing = current()
     if isinstance(value, Expr) and tracing is not None:
         value = tracing.overwriting.now(value)
-        is_without = tracing.has_gradients != _has_gradients()
+        is_without = tracing.is_without_gradients()
         return _without_gradient(value, where) if is_without else value
     if isinstance(value, list | tuple) and any(is_tensor(v) or isinstance(v, Expr) for v in value):
         return [known(each, where) for each in value]

@@ -120,7 +120,7 @@ def _method(x: Expr, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 def item_of(x: Expr, key: object) -> Expr:
     """x[key]: places along axes are selected, None is a new axis, and a whole slice stays."""
-    return given_out("__getitem__", (x,), lambda: _item_of(known(x, "x[...]"), key))
+    return given_out("__getitem__", (x, key), lambda: _item_of(known(x, "x[...]"), key))
 
 
 def _item_of(x: Expr, key: object) -> Expr:

@@ -89,6 +89,8 @@ def traced(
             result: object = function(x, **tensors)
             form = taken_apart(result, given_back)
             results = tuple([known(each, name) for each in given_back])
+            tracing.check([each for each in results if isinstance(each, Expr)])
+            results = tuple([_relaid(each, tracing) for each in results])
         except BadArgument as error:
             raise ChainError(f"{name}: {error}") from error
         except ChainError:
@@ -109,7 +111,6 @@ def traced(
     for each in results or [result]:
         if not isinstance(each, Expr):
             raise ChainError(f"{name}: must return an expression, got {show_value(each)}")
-    tracing.check(results)
     results = without_copies(results)
     computed = tuple(dict.fromkeys(each for each in results if each.op != "input"))
     if not computed and x in results:
@@ -153,6 +154,14 @@ def traced(
     return Traced(chain, tracing.held, tracing.views, *beside, form, seen_as)
 
 
+def _relaid(result: Any, tracing: Tracing) -> Any:
+    """A result, in contiguous memory if that is what the function has asked for last."""
+    call = current_call()
+    if call is None or not isinstance(result, Expr) or result not in tracing.relaid:
+        return result
+    return call.view(result.args[0], "contiguous", is_last_resort=True)
+
+
 def _before(
     name: str,
     tracing: Tracing,
@@ -166,8 +175,11 @@ def _before(
     """
     found: list[tuple[str, str, Chain]] = []
     for value, leaf in reversed(tracing.before.items()):
-        for view in [view for part, view in reversed(tracing.views.items()) if part in used]:
-            used |= {view.of, *_names_in(view.args), *_names_in([*view.named.values()])}
+        for part, view in reversed(
+            tracing.views.items()
+        ):  # of those that are made of others, first
+            if part in used:
+                used |= {view.of, *_names_in(view.args), *_names_in([*view.named.values()])}
         if ir.name_of(leaf) not in used or ir.name_of(leaf) == seen_as:
             continue  # the first chain gives the latter
         ((main, mine),) = by_input(name, first, without_copies((value,)))

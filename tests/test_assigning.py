@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import fusegen
 from fusegen.errors import ChainError
@@ -244,6 +245,117 @@ def test_a_copy_is_a_value():
     found = fusegen.compile(lambda x: x.clone())(x)
     assert torch.equal(found, x)
     assert found.data_ptr() != x.data_ptr()
+
+
+# Statements about x of 3 rows and 4 columns.
+AS_EAGER = [
+    "y=x*2; y[1:]=x[:-1]; return y[:-1]+x[1:]",
+    "y=x*2; y[1:]=x[:2]; return y[:2]*2",
+    "y=x*2; y[torch.tensor([1,0])]=1; return y[1:]+1",
+    "y=x*2; y[torch.tensor([1,0])]=1; return y.t()*2",
+    "o=torch.empty_like(x); o[...,:2]=x[...,2:]; o[...,2:]=x[...,:2]; return o[1:]*2",
+    "y=x*2; y[0]=1; return y.t().t()*1",
+    "y=x*2; y[0]=1; return y.t()[1:]*2",
+    "y=x*2; y[x>0]=1; return y.t().t()*2",
+    "y=torch.zeros_like(x); y[0]=x[0]; return y.t().t()*2",
+    "return x.masked_fill(x>0,1.).t()[1:]*2",
+    "m=torch.arange(4)>1; return (x*2).masked_fill(m,0).t().t()*2",
+    "y=x*2; z=x+1; z[torch.tensor([0,2])]=1; y[torch.tensor([0,1])]=z[:2]; return y",
+    "y=x*2; y[:]=x; y[:,:]=y+1; y[...]=y.t().t(); return y",
+    "y=(x*2).t(); z=y.contiguous(); z+=1; return y*z",
+    "y=x.t(); z=y.contiguous(); z+=1; return y*z",
+    "y=x*2; y[[0,2]]=x[:2]; return y",
+    "y=x*2; y[[1]]=x[:1]; y[:,[1,3]]=0; return y",
+    "y=x*2; y[[True,False,True]]=.3; return y",
+    "y=x*2; i=x.argmax(-1,keepdim=True); y.scatter_(-1,i,0.); return y",
+    "y=x*2; i=x.argmax(-1); y[torch.arange(3),i]=0; return y",
+    "y=x*2; y[0]=float('nan'); return y",
+    "a=torch.zeros_like(x); b=torch.zeros_like(x); a[0]=x[0]; b[1]=x[1]; return a*x+b",
+    "a=x.clone(); b=x.clone(); a[:,0]=0; b[:,1]=0; return a*b",
+    "a,b=(x*2)[:,:2],(x*2)[:,2:]; a+=1; return a*b",
+    "y=x*2; q=y[:,:2]; k=y[:,2:]; q+=1; return q*k",
+    "y=x*2; q=y[...,::2]; k=y[...,1::2]; q*=3; return q*k",
+    "return (x*2).t().contiguous()",
+    "return (x.t()*2).contiguous(), x.t().exp()",
+]
+SHARED = [
+    "y=x*2; a=y[:,:3]; b=y[:,1:]; a+=1; return b",
+    "y=x*2; a=y[:2]; b=y[1:]; a*=2; return a+b",
+    "y=x*2; a=y[0]; b=y[:,0]; a+=1; return b",
+    "y=x*2; a=y[-1]; b=y[2]; b+=1; return a",
+    "y=x*2; a=y[:,-1]; b=y[...,3]; b.mul_(3); return a",
+    "y=x*2; a=y[0]; b=y[0:1]; b+=1; return a",
+    "y=x*2; a=y[:,1:]; b=y[:,1:]; b[:]=0; return a",
+    "y=x*2; r=y.unbind(1); b=y[1]; b.mul_(3); return r[1]",
+    "y=x*2; a=y.diagonal(); b=y[0]; b[:]=5; return a",
+    "y=x*2; r=[y[i] for i in range(3)]; y[0]=0; return torch.stack(r)",
+    "y=x*2; y[1]=y[0].mul_(3); return y",
+    "y=x*2; a=y[0]; a+=1; y[1]=a; return y*2",
+    "y=x*2; a=y[:,:2]; a+=1; y[:,2:]=a; return y*2",
+    "y=x*2; y[:,2:]=F.relu(y[:,:2],inplace=True); return y",
+    "y=x*2; z=F.dropout(y,0.5,training=False); z+=1; return y*z",
+    "y=x*2; z=nn.Dropout(.5).eval()(y); z+=1; return y*z",
+]
+MADE = [
+    "o=torch.zeros(3,4,dtype=x.dtype); v=o[1]; v+=x[0]; return o*x",
+    "o=torch.zeros(3,4,dtype=x.dtype); o[0].add_(x[0]); return o+x",
+    "o=torch.zeros(3,4,dtype=x.dtype); o.view(-1)[:4].add_(x[0]); return o*x",
+    "o=torch.zeros(3,4,dtype=x.dtype); v=o[1]; o[1]=x[0]; return v*x",
+    "o=torch.zeros(4,3,dtype=x.dtype); v=o.t(); v[0]=x[0]; return o.t()*x+o.sum()",
+    "o=torch.zeros(3,4,dtype=x.dtype); v=o.view(-1); v[:4]=x[0]; return o",
+    "o=x.new_zeros(3,4); p=o[:,:2]; p+=x[:,:2]; return o+x",
+]
+
+
+def _stating(text):
+    """The function of x that has these statements."""
+    lines = "".join(f"    {line.strip()}\n" for line in text.split(";"))
+    names = {"torch": torch, "F": F, "nn": nn}
+    exec(f"def stated(x):\n{lines}", names)
+    return names["stated"]
+
+
+@pytest.mark.parametrize("text", AS_EAGER)
+def test_statements_do_what_they_do_in_eager(text):
+    function, x = _stating(text), _random(3, 4)
+    found, wanted = fusegen.compile(function)(x), function(x.clone())
+    found, wanted = (r if isinstance(r, tuple) else (r,) for r in (found, wanted))
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+    assert [r.stride() for r in found] == [r.stride() for r in wanted]
+    assert [r.requires_grad for r in found] == [r.requires_grad for r in wanted]
+
+
+@pytest.mark.parametrize("text", SHARED)
+def test_what_shares_its_memory_is_not_changed(text):
+    with pytest.raises(ChainError, match="changes a value that is used elsewhere too"):
+        fusegen.compile(_stating(text))(torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("text", MADE)
+def test_what_is_made_is_not_changed_by_way_of_a_view(text):
+    with pytest.raises(ChainError, match="another one has the same memory"):
+        fusegen.compile(_stating(text))(torch.randn(3, 4, dtype=torch.float64))
+
+
+def test_what_has_a_gradient_is_not_changed_without_one():
+    def function(x):
+        y = x * 2
+        with torch.no_grad():
+            y[:, 0] = 3
+        return y * x
+
+    with pytest.raises(ChainError, match="changes a value that has a gradient"):
+        fusegen.compile(function)(torch.randn(3, 4))
+
+
+def test_a_value_does_not_grow_in_place():
+    def function(x):
+        s = x.sum(-1, keepdim=True) * x.size(-1)
+        s += x
+        return s
+
+    with pytest.raises(ChainError, match=r"the result would have shape \(3, 4\), and x has"):
+        fusegen.compile(function)(torch.randn(3, 4))
 
 
 def _through_a_view(x):
