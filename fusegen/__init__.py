@@ -103,7 +103,7 @@ def compile(source: str | Chain | Op | Callable[..., Any]) -> "Fused | Specialis
             fused = Fused(found.alone(), found.loose)
         else:
             fused = Fused(Answers().noting(lambda: chain(source)))
-    except NotKnownYet as error:
+    except (NotKnownYet, UnsupportedError) as error:
         if isinstance(source, str | Chain):
             raise
         return _specialised(source, str(error))

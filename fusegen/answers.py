@@ -178,7 +178,7 @@ class _Call:
                 part = self.view(leaf, method, *args, is_last_resort=True, **named)
                 assert part is not None
                 return ir.substitute([value], {leaf: part})[0]
-        name = ir.name_of(self._there(value))
+        name = ir.name_of(self.there(value))
         told = {word: self._others(each) for word, each in named.items()}
         view = View(name, method, self._others(args), told)
         try:
@@ -191,9 +191,9 @@ class _Call:
         """What a view is told, with names of tensors."""
         if isinstance(told, tuple | list):
             return type(told)(map(self._others, told))
-        return Other(ir.name_of(self._there(told))) if isinstance(told, Expr) else told
+        return Other(ir.name_of(self.there(told))) if isinstance(told, Expr) else told
 
-    def _there(self, value: Expr) -> Expr:
+    def there(self, value: Expr) -> Expr:
         """A tensor; of a value that is computed, what stands for the result of a chain to it."""
         tracing = current()
         assert tracing is not None

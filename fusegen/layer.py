@@ -121,7 +121,7 @@ class Layer(nn.Module):
         try:
             found = answers.traced(partial(traced, self.module, self._lent, also))
             self._by_mode[modes] = chosen_of(found, self._lent)
-        except NotKnownYet:
+        except (NotKnownYet, UnsupportedError):  # of which a call may make another chain
             self._by_mode[modes] = answers
         return self._by_mode[modes]
 

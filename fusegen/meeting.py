@@ -1,4 +1,6 @@
-"""Meeting: what integers are where they meet a number that is written as a float, such as 1.0."""
+"""Meeting: what values are where they meet others: integers beside a written float such as 1.0,
+conditions beside integers, and what is computed of operands alone beside what is not.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from fusegen.ir import Expr
 from fusegen.ops import Op
 from fusegen.spellings import cast
 from fusegen.standing import current
-from fusegen.unsaid import current_call, default_type, tells_all
+from fusegen.unsaid import current_call, default_type, leaves_joining, tells_all
 
 
 def beside(number: float, x: Any) -> Any:
@@ -42,3 +44,30 @@ def _making_integers(x: Expr) -> list[Expr]:
         elif node.op in (*ir.OF_WHOLES, "minimum", "maximum", "abs"):
             waiting += node.args[node.op == "where" :]
     return [node for node in found if node.op == "input"]
+
+
+def conditions_beside_integers(x: Expr, other: Expr) -> tuple[Expr, Expr]:
+    """Two values, of which conditions are integers where the call says that the other one is."""
+    call = current_call()
+    if call is None or not tells_all():
+        return x, other
+    types = [str(call.of(value).dtype).removeprefix("torch.") for value in (x, other)]
+    if types[0] == "bool" and types[1].startswith(("int", "uint")):
+        return cast(x, types[1]), other
+    if types[1] == "bool" and types[0].startswith(("int", "uint")):
+        return x, cast(other, types[0])
+    return x, other
+
+
+def apart(values: list[Any]) -> list[Any]:
+    """Values that meet; what is computed of operands alone as the result of a chain of its own, if
+    that is how the call wants it, beside what is computed of the first tensor.
+    """
+    call, tracing = current_call(), current()
+    if call is None or tracing is None or not leaves_joining():
+        return values
+    computed = [v for v in values if isinstance(v, Expr) and v.op not in ("input", "const")]
+    others = [v for v in computed if not tracing.is_of_main(v)]
+    if not any(isinstance(v, Expr) and tracing.is_of_main(v) for v in values):
+        return values
+    return [call.there(v) if isinstance(v, Expr) and v in others else v for v in values]

@@ -68,6 +68,20 @@ class Tracing:
         """What stands for the tensor of this name."""
         return self.others[name] if name in self.others else stand_in(name)
 
+    def is_of_main(self, value: Expr) -> bool:
+        """Whether it is computed of the first tensor, or of a view of it."""
+        found = [ir.name_of(leaf) for leaf in ir.inputs([value])]
+        while found:
+            name = found.pop()
+            if self.main is not None and name == ir.name_of(self.main):
+                return True
+            if name in self.views:
+                found.append(self.views[name].of)
+            made = [v for v, leaf in self.before.items() if ir.name_of(leaf) == name]
+            if made:
+                found += [ir.name_of(leaf) for leaf in ir.inputs(made)]
+        return False
+
     def is_without_gradients(self) -> bool:
         """Whether it is traced under torch.no_grad(), where the function began without that."""
         return self.has_gradients != _has_gradients()

@@ -17,7 +17,7 @@ from fusegen.asked import ASKED, axes_of
 from fusegen.assigning import assign, replacing
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
-from fusegen.meeting import beside
+from fusegen.meeting import apart, beside, conditions_beside_integers
 from fusegen.moving import looked_up, moved
 from fusegen.ops import ALIASES, OPS, lookup, nearest
 from fusegen.refused import refuse_parts, refuse_products, refuse_truth
@@ -74,6 +74,8 @@ def _of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         x, other = (known(value, f"x.{name}") for value in args)
         x, other = (x, other) if isinstance(x, Expr) else (other, x)
         return ir.primitive(_COMPARING[name], x, _number(other))
+    if name in ("__getitem__", "__setitem__"):
+        return getattr(Expr, name)(*(known(value, "x[...]") for value in args[:1]), *args[1:])
     if name.startswith("__") and callable(method := getattr(Expr, name, None)):
         return method(*[known(value, f"x.{name}") for value in args])
     if name == "linalg_vector_norm":  # and not linalg_norm, which is a matrix's where it is of two
@@ -129,7 +131,7 @@ def _item_of(x: Expr, key: object) -> Expr:
         for k in (key if isinstance(key, tuple) else (key,))
     )
     call = current_call()
-    if any(isinstance(k, Expr) for k in keys):
+    if any(isinstance(k, Expr | list) for k in keys):
         return looked_up(x, keys)
     if call is not None and (is_part(index := as_numbers(keys)) or tells_all()):
         view = call.view(x, "__getitem__", index)
@@ -185,7 +187,7 @@ def _is_operation(name: str) -> bool:
 def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The operation of this name, with arguments as torch has them."""
     first = args[0] if args else kwargs.get("input")
-    args = [known(value, where) for value in args]
+    args = apart([known(value, where) for value in args])
     kwargs = {word: known(value, where) for word, value in kwargs.items()}
     if name in (*MOVING, *PLACING) and args and isinstance(args[0], Expr):
         return moved(args[0], name, args[1:], kwargs)
@@ -286,12 +288,14 @@ def _are_conditions(*values: Expr) -> bool:
 
 def _with_tensors(op: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr, Any], Expr]:
     def computed(x: Expr, other: Any) -> Expr:
-        other = known(with_numbers(other), op)
+        x, other = apart([known(x, op), known(with_numbers(other), op)])
         if type(other) is float:
             x = beside(other, x)
+        if op in ("mul", "add", "sub") and isinstance(other, Expr):
+            x, other = conditions_beside_integers(x, other)
         if op in _OF_CONDITIONS and isinstance(other, Expr) and _are_conditions(x, other):
             return ir.primitive(_OF_CONDITIONS[op], x, other)
-        return method(known(x, op), other)
+        return method(x, other)
 
     def found(x: Expr, other: Any) -> Expr:
         if current() is None:

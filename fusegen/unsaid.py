@@ -126,6 +126,9 @@ class Call(Protocol):
         is computed, and of the first tensor, if it is not the last resort.
         """
 
+    def there(self, value: Expr) -> Expr:
+        """A tensor; of a value that is computed, what stands for the result of a chain to it."""
+
     def aligned(self, value: Expr) -> Expr:
         """What stands for a tensor; where that has the first one's first axes, or is one wide, for
         it along those.

@@ -1093,6 +1093,8 @@ def test_what_is_made_under_fake_tensors_is_not_kept():
         lambda x, m: torch.where(torch.where(x > 0, m, ~m), x, -x),
         lambda x, m: torch.cat([x, x.std(0).mean().expand(x.shape[0], 1, x.shape[2])], 1),
         lambda x, m: torch.hstack([x * 2, x]),
+        lambda x, m: x[:, [2, 0]] * 2,
+        lambda x, m: (x[:, [0, 2]].amin(-1), ((x > 0) * m.int()).sum())[0],
         lambda x, m: (x * 2).round(decimals=1) + (x * 30).round(decimals=-1),
         lambda x, m: (x * 2).to(str(x.device)).to(x.device, torch.float64),
     ],
@@ -1110,3 +1112,80 @@ def test_another_device_is_refused():
     fused = fusegen.compile(lambda x: (x * 2).to("meta"))
     with pytest.raises(ChainError, match=r"x.to: got 'meta', but x is on 'cpu', where all that"):
         fused(torch.randn(3))
+
+
+def conditioned(x, emb):
+    scale, shift = emb.to(x.dtype).chunk(2, 1)
+    return torch.addcmul(shift, F.group_norm(x, 4), scale + 1)
+
+
+def frozen(x, v, w):
+    return x * (w * (v + 1e-5).rsqrt()).reshape(1, -1, 1, 1)
+
+
+def rotated_in_pairs(x):
+    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+
+
+def turned(q, emb):
+    sin, cos = emb.tensor_split(2, -1)
+    t = q[:, :, 1:]
+    return torch.cat([q[:, :, :1], t * cos + rotated_in_pairs(t) * sin], 2)
+
+
+def modulated(x, t, table):
+    shift, scale = (table[None] + t.reshape(x.shape[0], 2, -1)).chunk(2, 1)
+    return x * scale + shift
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (conditioned, [(2, 16, 5, 5), (2, 32, 1, 1)]),
+        (frozen, [(2, 6, 3, 3), (6,), (6,)]),
+        (turned, [(2, 3, 6, 16), (5, 32)]),
+        (modulated, [(2, 5, 8), (2, 16), (2, 8)]),
+        (lambda x, a, b: x * (a * b)[None, :, None, None], [(2, 6, 3, 3), (6,), (6,)]),
+        (lambda x, a: x * a.exp().view(1, 6, 1, 1), [(2, 6, 3, 3), (6,)]),
+        (lambda x, a, b: x * torch.exp((a * b).sum(-1)), [(2, 2, 5, 5), (8,), (8,)]),
+    ],
+)
+def test_what_is_made_of_operands_alone_may_be_a_chain_of_its_own(function, shapes, device):
+    tensors = [torch.rand(s, device=device, dtype=torch.float64).requires_grad_() for s in shapes]
+    found, wanted = fusegen.compile(function)(*tensors), function(*tensors)
+    torch.testing.assert_close(found, wanted)
+    d = torch.randn_like(wanted)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, tensors, d), torch.autograd.grad(wanted, tensors, d)
+    )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i: x + F.embedding(i.clamp(min=0), x[:, :4]),
+        lambda x, i: x * torch.zeros(x.shape, device=x.device).scatter(1, i.long()[:, None], 1),
+        lambda x, i: x.softmax(-1).scatter(-1, x.argmax(-1, keepdim=True), 0.0),
+    ],
+)
+def test_places_that_are_computed_are_no_numbers_while_it_is_traced(function, device):
+    x, i = torch.randn(4, 4, device=device), torch.tensor([1, 2, 3, 0], device=device)
+    for _ in range(5):  # what is not there yet had any value
+        found, wanted = fusegen.compile(function)(x, i), function(x, i)
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.tanh().permute(0, 2, 1).contiguous(),
+        lambda x: ((x + x.detach()).transpose(0, 1).contiguous(), x.square().mean()),
+        lambda x: (x.transpose(1, 2) * 2).contiguous().view(2, -1),
+    ],
+)
+def test_a_result_that_is_asked_to_be_contiguous_is(function, device):
+    x = torch.randn(2, 3, 4, device=device, requires_grad=True)
+    found, wanted = fusegen.compile(function)(x), function(x)
+    torch.testing.assert_close(found, wanted)
+    one, other = (r[0] if isinstance(r, tuple) else r for r in (found, wanted))
+    assert one.stride() == other.stride()
