@@ -114,7 +114,8 @@ def _finite(
 def _empty_like(x: Expr, **kwargs: Any) -> Any:
     """Memory like x, for the function to fill."""
     own = told_of(x, "torch.empty_like: x.shape is not known before a call")
-    return _new("new_empty")(x, tuple(own.shape), **kwargs)
+    like: Any = getattr(own, "like", own)
+    return sys.modules["torch"].empty_like(like, **{"device": own.device, **kwargs})
 
 
 _NEW = ("zeros", "ones", "full", "tensor", "empty")

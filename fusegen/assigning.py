@@ -56,13 +56,16 @@ def _refuse_history(tracing: Tracing, x: Expr, where: str) -> None:
     waiting = [x]
     while waiting:
         node = waiting.pop()
-        if node.op == "input" and ir.name_of(node) not in tracing.held:
-            raise ChainError(
-                f"{where}: under torch.no_grad() it changes a value that has a gradient; write "
-                "x = x.detach() before it"
-            )
         is_step = node.op == "detach" or node.op in (*ir.COMPARISONS, *ir.CONNECTIVES)
         waiting += [] if is_step else node.args
+        if node.op == "input" and not tracing.is_number(node):
+            origin = tracing.origin(node)
+            if origin is None:
+                raise ChainError(
+                    f"{where}: under torch.no_grad() it changes a value that has a gradient; write "
+                    "x = x.detach() before it"
+                )
+            waiting.append(origin)
 
 
 def assign(x: Expr, key: object, value: object) -> None:

@@ -68,18 +68,28 @@ class Tracing:
         """What stands for the tensor of this name."""
         return self.others[name] if name in self.others else stand_in(name)
 
+    def origin(self, leaf: Expr) -> Expr | None:
+        """What a tensor is a view of, or the value that a chain gives there."""
+        view = self.views.get(ir.name_of(leaf))
+        if view is not None:
+            return self.stands_for(view.of)
+        return next((value for value, there in self.before.items() if there is leaf), None)
+
+    def is_number(self, leaf: Expr) -> bool:
+        """Whether it is a tensor of numbers that the function makes, or of what has no gradient."""
+        own = self.held.get(ir.name_of(leaf))
+        is_made = own is not None and id(own) in self.made
+        return is_made or (own is not None and not own.is_floating_point())
+
     def is_of_main(self, value: Expr) -> bool:
         """Whether it is computed of the first tensor, or of a view of it."""
-        found = [ir.name_of(leaf) for leaf in ir.inputs([value])]
-        while found:
-            name = found.pop()
-            if self.main is not None and name == ir.name_of(self.main):
+        waiting = ir.inputs([value])
+        while waiting:
+            leaf = waiting.pop()
+            if leaf is self.main:
                 return True
-            if name in self.views:
-                found.append(self.views[name].of)
-            made = [v for v, leaf in self.before.items() if ir.name_of(leaf) == name]
-            if made:
-                found += [ir.name_of(leaf) for leaf in ir.inputs(made)]
+            origin = self.origin(leaf)
+            waiting += ir.inputs([origin]) if origin is not None else []
         return False
 
     def is_without_gradients(self) -> bool:

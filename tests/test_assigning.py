@@ -348,6 +348,69 @@ def test_what_has_a_gradient_is_not_changed_without_one():
         fusegen.compile(function)(torch.randn(3, 4))
 
 
+def of_numbers(x):
+    with torch.no_grad():
+        m = x * 2
+        m[m < 0] = 0
+        m[:, 0] = x[:, 1]
+        m[:2] = m[1:].clone()
+        m += 1
+    return m * x
+
+
+def of_a_detached_copy(x):
+    m = (x * 2).detach().clone()
+    with torch.no_grad():
+        m[:, 0] = 3
+    return x * m
+
+
+def of_what_is_made(x):
+    m = torch.zeros(3, 4, dtype=x.dtype)
+    with torch.no_grad():
+        m[0] = x[0]
+        m[1:] = x[:-1]
+        m *= 2
+    return x * m
+
+
+@pytest.mark.parametrize("function", [of_numbers, of_a_detached_copy, of_what_is_made])
+def test_what_has_no_gradient_is_changed_without_one(function):
+    _agree(function, _random(3, 4))
+
+
+def test_a_part_of_the_input_has_a_gradient():
+    def function(x):
+        y = x[:, 1:] * 2
+        with torch.no_grad():
+            y[:, 0] = 3
+        return y * 3
+
+    with pytest.raises(ChainError, match="changes a value that has a gradient"):
+        fusegen.compile(function)(torch.randn(3, 4))
+
+
+def filled(x):
+    y = torch.empty_like(x)
+    y[:, :2] = x[:, 2:4]
+    y[:, 2:] = 0
+    return y
+
+
+def one_sample(x):
+    y = x * 2
+    y[0] = x[1]
+    return y
+
+
+@pytest.mark.parametrize("function", [filled, one_sample])
+def test_what_is_changed_in_place_lies_as_eagers_does(function, device):
+    x = torch.randn(2, 4, 6, 6, device=device).to(memory_format=torch.channels_last)
+    found, wanted = fusegen.compile(function)(x), function(x)
+    assert torch.equal(found, wanted)
+    assert found.stride() == wanted.stride()
+
+
 def test_a_value_does_not_grow_in_place():
     def function(x):
         s = x.sum(-1, keepdim=True) * x.size(-1)
