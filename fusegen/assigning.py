@@ -68,7 +68,7 @@ def _refuse_history(tracing: Tracing, x: Expr, where: str) -> None:
             waiting.append(origin)
 
 
-def assign(x: Expr, key: object, value: object) -> None:
+def assign(x: Any, key: object, value: object) -> None:
     """x[key] = value: what stands for x stands for the new value from then on."""
     given_out("__setitem__", (x,), lambda: _assigned(x, key, value))
 

@@ -26,6 +26,7 @@ from fusegen.sizes import says_last, shape_of, with_numbers
 from fusegen.spellings import OF_SIZES, SPELLED, cast
 from fusegen.standing import current, given_out, is_assigned, is_given, known, note
 from fusegen.unsaid import (
+    FILLING,
     MOVING,
     PLACING,
     SEEING,
@@ -181,7 +182,8 @@ def _item(x: Expr, key: object, axis: int) -> tuple[Expr, bool]:
 
 def _is_operation(name: str) -> bool:
     plain = name.removesuffix("_")
-    return any(n in table for n in (name, plain) for table in (OPS, ALIASES, SPELLED, PLACING))
+    tables = (OPS, ALIASES, SPELLED, PLACING, FILLING)
+    return any(n in table for n in (name, plain) for table in tables)
 
 
 def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -193,6 +195,9 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
         return moved(args[0], name, args[1:], kwargs)
     if name in UNKNOWN:
         raise ChainError(f"{where}: {UNKNOWN[name]}")
+    if name in FILLING:
+        assign(first, Ellipsis, next(iter((*args[1:], *kwargs.values())), 0.0))
+        return known(first, where)
     name = name.lstrip("_")
     if name.endswith("_"):
         way = f"x = x.{name.rstrip('_')}(...)"

@@ -53,6 +53,7 @@ ADDING: tuple[str, ...] = (
 ADDING += ("slice_scatter", "select_scatter", "diagonal_scatter", "assigned")
 PLACING += tuple(name for name in ADDING if name not in ("pad", "cat", "stack", "assigned"))
 PLACING += ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "interpolate")
+FILLING = ("copy_", "fill_", "zero_")  # what puts something in the place of all of a value
 # Of what moves elements, what gives a tensor of its own.
 COPYING = tuple(name for name in (*PLACING, *ADDING) if name not in ("diagonal", "unfold"))
 # What a tensor knows of itself, and what to write where a chain asks for it.

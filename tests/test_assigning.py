@@ -175,9 +175,30 @@ def scattered(x):
     return y.slice_scatter(x[:1], 0, 0, 1).exp()
 
 
-ONE = [negative, first_column, interleaved, made, copied_within, mask_of_parts, everywhere]
+def replaced(x):
+    y, z = x * 2, torch.empty_like(x)
+    z.copy_(x.sin())
+    m = x > 0
+    w = torch.zeros(3, 4, dtype=x.dtype)
+    w.copy_(z[0])
+    y.zero_()
+    y += z
+    z.fill_(2)
+    return y * z + m + w
+
+
+ONE = [
+    replaced,
+    negative,
+    first_column,
+    interleaved,
+    made,
+    copied_within,
+    mask_of_parts,
+    everywhere,
+]
 ONE += [by_a_value, seen_in_another_shape, of_a_copy, without_gradients, in_a_loop, by_two_names]
-ONE += [normalised, cast_and_changed, ended, scattered]
+ONE += [normalised, cast_and_changed, ended, scattered, replaced]
 TWO = [middle, added_to_a_part, boxes, one_place, step_by_step]
 
 
