@@ -21,10 +21,11 @@ from fusegen.ir import Expr
 from fusegen.joining import ways, with_anew
 from fusegen.modules import target_of
 from fusegen.ops import Chain, lookup
+from fusegen.overwriting import every
 from fusegen.plan import remember
 from fusegen.reference import run_eagerly
 from fusegen.runtime import Fused
-from fusegen.standing import current, every, is_assigned, making, stand_in
+from fusegen.standing import current, is_assigned, making, stand_in
 from fusegen.taking import Other, View, is_elementwise, put_together
 from fusegen.tensorlike import of_torch
 from fusegen.trace import Traced

@@ -18,9 +18,10 @@ from fusegen import trace
 from fusegen.errors import ArgumentError, ChainError
 from fusegen.ir import Expr, inputs, name_of
 from fusegen.ops import COUNTER, RUNNING, lookup
+from fusegen.overwriting import every
 from fusegen.shaping import as_numbers, is_part
 from fusegen.sizes import Untold
-from fusegen.standing import current, every, known
+from fusegen.standing import current, known
 from fusegen.taking import Other, View
 from fusegen.tensorlike import of_torch
 from fusegen.trace import Traced

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from fusegen import ir
 from fusegen.errors import ChainError
@@ -39,6 +39,12 @@ _CASTS = (*TYPES, "to", "type", "type_as")
 _VIEWS = ("squeeze", "unsqueeze", "flatten", "unflatten", "reshape", "select", "detach")
 
 
+def every(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Any]:
+    """All that a function is given, and what is in a list of those."""
+    told = [*args, *(kwargs or {}).values()]
+    return told + [a for each in told if isinstance(each, tuple | list) for a in each]
+
+
 class Overwritten(NamedTuple):
     """A value in whose place another came."""
 
@@ -49,6 +55,22 @@ class Overwritten(NamedTuple):
     shared: frozenset[Expr]  # what has the value's memory, or some of it
     users: frozenset[Expr]  # what had been computed by then
     moved: frozenset[Expr]  # what had been given to torch to move
+    parts: Mapping[Expr, Any]  # of what the value is a view of, which part
+
+    def refuse(self) -> NoReturn:
+        """Raise ChainError for a later use."""
+        raise ChainError(f"{self.where} changes a value that is used elsewhere too; {self.way}")
+
+    def check_use(self, name: str, told: Sequence[Expr], args: Sequence[Any]) -> None:
+        """Raise ChainError where a function of this name is given what shares the value's memory,
+        but for another part of what that is a part of.
+        """
+        key = args[1] if name == "__getitem__" else None
+        keys = key if isinstance(key, tuple) else (key,)
+        for value in told:
+            is_other = value is told[0] and _are_apart(keys, self.parts.get(value))
+            if value in self.shared and not is_other:
+                self.refuse()
 
     def check(self, results: Sequence[Expr], moved: Iterable[Expr]) -> None:
         """Raise ChainError where the value, or what shares its memory, is used later."""
@@ -57,7 +79,7 @@ class Overwritten(NamedTuple):
         later = [n for n in ir.topological(roots) if n not in allowed]
         is_used = any(not self.shared.isdisjoint(n.args) for n in later)
         if is_used or not self.shared.isdisjoint(roots):
-            raise ChainError(f"{self.where} changes a value that is used elsewhere too; {self.way}")
+            self.refuse()
 
 
 class Seen(NamedTuple):
@@ -79,6 +101,7 @@ class Overwriting:
     """
 
     moved: Mapping[Expr, Expr] = field(default_factory=dict)
+    by_id: Mapping[int, Expr] = field(default_factory=dict)  # what stands for tensors
     done: list[Overwritten] = field(default_factory=list)
     _given: dict[Expr, None] = field(default_factory=dict)
     # Of these the function may have two, which are equal, and only one of them was overwritten.
@@ -100,11 +123,20 @@ class Overwriting:
         """Whether another value goes by this one's name."""
         return self.now(value) is not value
 
-    def giving(self, name: str, args: Sequence[Any], compute: Callable[[], T]) -> T:
+    def giving(
+        self,
+        name: str,
+        args: Sequence[Any],
+        compute: Callable[[], T],
+        named: Mapping[str, Any] | None = None,
+    ) -> T:
         """What is computed by torch's function of this name, noted if the traced function gets it
         itself.
         """
-        given = [self.now(a) for a in args if isinstance(a, Expr)]
+        given = self._standing(args)
+        if self._depth == 0 and name != "__setitem__":  # which puts back what it has
+            told = [*self._standing(every(args, named))]
+            self._told(lambda each: each.check_use(name, told, args))
         self._depth += 1
         try:
             found = compute()
@@ -114,8 +146,16 @@ class Overwriting:
             self._calls += 1
             for value in found if isinstance(found, tuple | list) else (found,):
                 if isinstance(value, Expr) and value.rank is None and value not in given:
-                    self._note(name, args, given, value)
+                    whose = args[0] if args else None
+                    is_tensor = not isinstance(whose, Expr) and id(whose) in self.by_id
+                    own = self._standing([whose]) if is_tensor else given
+                    self._note(name, args, own, value)
         return found
+
+    def _standing(self, values: Iterable[Any]) -> list[Expr]:
+        """What stands for values, now."""
+        found = (v if isinstance(v, Expr) else self.by_id.get(id(v)) for v in values)
+        return [self.now(value) for value in found if value is not None]
 
     def _note(self, name: str, args: Sequence[Any], given: Sequence[Expr], value: Expr) -> None:
         if value in self._given:
@@ -177,10 +217,12 @@ class Overwriting:
         if self.is_unclear(before):
             raise NotKnownYet(f"{where}: whether that is a copy only a call tells")
         users, shared = frozenset(ir.topological([*self._given])), self._sharing(before)
+        parts = {seen.base: seen.part for seen in self._path(before)}
         after = compute()
         moved = frozenset(self.moved)
         if after is not before:
-            self.done.append(Overwritten(where, way, before, after, shared, users, moved))
+            told = (shared, users, moved, parts)
+            self.done.append(Overwritten(where, way, before, after, *told))
             self._after[before] = after
         return after
 
@@ -198,9 +240,12 @@ class Overwriting:
 
     def check(self, results: Sequence[Expr]) -> None:
         """Raise ChainError where what was overwritten is used elsewhere."""
+        self._told(lambda each: each.check(results, self.moved))
+
+    def _told(self, check: Callable[[Overwritten], None]) -> None:
         for each in self.done:
             try:
-                each.check(results, self.moved)
+                check(each)
             except ChainError as error:
                 if any(map(self.is_unclear, each.shared)):
                     raise NotKnownYet(str(error)) from None

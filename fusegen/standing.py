@@ -53,7 +53,7 @@ class Tracing:
     aligned: set[str] = field(default_factory=set)  # views that lie along the first one's axes
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "overwriting", Overwriting(self.before))
+        object.__setattr__(self, "overwriting", Overwriting(self.before, self.by_id))
 
     def check(self, results: Sequence[Expr]) -> None:
         """Raise ChainError where what was overwritten is used elsewhere."""
@@ -77,6 +77,8 @@ class Tracing:
 
     def is_number(self, leaf: Expr) -> bool:
         """Whether it is a tensor of numbers that the function makes, or of what has no gradient."""
+        if self.origin(leaf) is not None:
+            return False
         own = self.held.get(ir.name_of(leaf))
         is_made = own is not None and id(own) in self.made
         return is_made or (own is not None and not own.is_floating_point())
@@ -167,10 +169,15 @@ def standing_for(
         _tracing.reset(token)
 
 
-def given_out(name: str, args: Sequence[Any], compute: Callable[[], T]) -> T:
+def given_out(
+    name: str,
+    args: Sequence[Any],
+    compute: Callable[[], T],
+    named: Mapping[str, Any] | None = None,
+) -> T:
     """What is computed by torch's function of this name; a traced function's notes have it."""
     tracing = current()
-    return compute() if tracing is None else tracing.overwriting.giving(name, args, compute)
+    return compute() if tracing is None else tracing.overwriting.giving(name, args, compute, named)
 
 
 def is_assigned(tensor: Any) -> bool:
@@ -223,12 +230,6 @@ def _without_gradient(value: Expr, where: str) -> Expr:
             )
         frame = frame.f_back
     return ir.primitive("detach", value)
-
-
-def every(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Any]:
-    """All that a function is given, and what is in a list of those."""
-    told = [*args, *(kwargs or {}).values()]
-    return told + [a for each in told if isinstance(each, tuple | list) for a in each]
 
 
 def known(value: Any, where: str) -> Any:

@@ -34,6 +34,7 @@ from fusegen.unsaid import (
     current_call,
     device_of,
     is_type,
+    leaves_joining,
     tells_all,
     type_of,
 )
@@ -67,7 +68,7 @@ def of_torch(
     """A function of torch's on arguments of which one is an expression: torch's protocol."""
     name = getattr(function, "__name__", str(function)).removeprefix("special_")
     name = _PYTHONS.get(name, name)
-    return given_out(name, args, lambda: _of_torch(name, args, kwargs or {}))
+    return given_out(name, args, lambda: _of_torch(name, args, kwargs or {}), kwargs)
 
 
 def _of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -102,7 +103,7 @@ def attribute_of(x: Expr, name: str) -> Any:
     if name in UNKNOWN and name not in (*MOVING, *PLACING) and not (name in SEEING and tells_all()):
         raise ChainError(f"x.{name}: {UNKNOWN[name]}")
     return lambda *args, **kwargs: given_out(
-        name, (x, *args), lambda: _method(x, name, args, kwargs)
+        name, (x, *args), lambda: _method(x, name, args, kwargs), kwargs
     )
 
 
@@ -135,7 +136,8 @@ def _item_of(x: Expr, key: object) -> Expr:
     if any(isinstance(k, Expr | list) for k in keys):
         return looked_up(x, keys)
     if call is not None and (is_part(index := as_numbers(keys)) or tells_all()):
-        view = call.view(x, "__getitem__", index)
+        is_last = is_part(index) and leaves_joining()
+        view = call.view(x, "__getitem__", index, is_last_resort=is_last)
         if view is not None:
             return view
     try:
@@ -188,7 +190,8 @@ def _is_operation(name: str) -> bool:
 
 def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The operation of this name, with arguments as torch has them."""
-    first = args[0] if args else kwargs.get("input")
+    first, *_ = args or [kwargs.get("input")]
+    first = first if isinstance(first, Expr) else known(first, where)
     args = apart([known(value, where) for value in args])
     kwargs = {word: known(value, where) for word, value in kwargs.items()}
     if name in (*MOVING, *PLACING) and args and isinstance(args[0], Expr):
@@ -266,7 +269,6 @@ def _overwriting(
 ) -> Any:
     """The same with a new value, where it is the only one who has the old one."""
     x = args[0] if args else kwargs.get("input")
-    first = first if isinstance(first, Expr) else x
     if not isinstance(x, Expr) or is_given(first):
         changes = f"changes x in place, but a chain's steps give new values; write {instead}"
         wants = "inplace=True would change what the chain is given; leave it out, or give "

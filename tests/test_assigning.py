@@ -270,6 +270,9 @@ def test_a_copy_is_a_value():
 
 # Statements about x of 3 rows and 4 columns.
 AS_EAGER = [
+    "y=x.clamp(-.5,.5); y[::2]+=1; return y",
+    "y=x*2; q=y[:,:2]; q+=1; k=y[:,2:]; return q*k",
+    "q=x.exp()[:,:2]; q+=1; k=x[:,2:]; return q*k",
     "y=x*2; y[1:]=x[:-1]; return y[:-1]+x[1:]",
     "y=x*2; y[1:]=x[:2]; return y[:2]*2",
     "y=x*2; y[torch.tensor([1,0])]=1; return y[1:]+1",
@@ -300,6 +303,17 @@ AS_EAGER = [
     "return (x.t()*2).contiguous(), x.t().exp()",
 ]
 SHARED = [
+    "v=x*5; v[0].mul_(3.); return v[:,1:3]",
+    "v=x*5; v.view(-1).mul_(3.); return v.t()",
+    "v=x*5; u=v.view(-1); u*=3; return v.flip(-1)",
+    "v=x*5; u=v.to(x.dtype); u*=3; return v.roll(1,0)",
+    "v=x*2; v.t()[torch.arange(2)]=0; return v.flip(-1)",
+    "v=x.mean(0,keepdim=True); u=v.expand(2,3,4); v.tanh_(); return F.pad(u,(1,0))",
+    "v=x*2; u=v.t(); u+=1; v*=2; return u",
+    "v=x*2; u=v.detach(); u+=1; v*=2; return u+x",
+    "v=x*2; u=v[0]; v/=2; u.relu_(); return v*3",
+    "v=x*2; u=F.dropout(v,.5,False); u.abs_(); v.tanh_(); return u",
+    "v=torch.zeros_like(x); u=v.to(x); v[...,None]=x[1,1]; F.leaky_relu(u,.1,inplace=True); return v",
     "y=x*2; a=y[:,:3]; b=y[:,1:]; a+=1; return b",
     "y=x*2; a=y[:2]; b=y[1:]; a*=2; return a+b",
     "y=x*2; a=y[0]; b=y[:,0]; a+=1; return b",
@@ -318,6 +332,8 @@ SHARED = [
     "y=x*2; z=nn.Dropout(.5).eval()(y); z+=1; return y*z",
 ]
 MADE = [
+    "v=torch.zeros(3,4,dtype=x.dtype); v[:,1].add_(x[:,0]); return v+x",
+    "v=torch.zeros(3,4,dtype=x.dtype); v.diagonal().add_(x[:,0]); return v+x",
     "o=torch.zeros(3,4,dtype=x.dtype); v=o[1]; v+=x[0]; return o*x",
     "o=torch.zeros(3,4,dtype=x.dtype); o[0].add_(x[0]); return o+x",
     "o=torch.zeros(3,4,dtype=x.dtype); o.view(-1)[:4].add_(x[0]); return o*x",
