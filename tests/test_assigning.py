@@ -313,7 +313,6 @@ SHARED = [
     "v=x*2; u=v.detach(); u+=1; v*=2; return u+x",
     "v=x*2; u=v[0]; v/=2; u.relu_(); return v*3",
     "v=x*2; u=F.dropout(v,.5,False); u.abs_(); v.tanh_(); return u",
-    "v=torch.zeros_like(x); u=v.to(x); v[...,None]=x[1,1]; F.leaky_relu(u,.1,inplace=True); return v",
     "y=x*2; a=y[:,:3]; b=y[:,1:]; a+=1; return b",
     "y=x*2; a=y[:2]; b=y[1:]; a*=2; return a+b",
     "y=x*2; a=y[0]; b=y[:,0]; a+=1; return b",
