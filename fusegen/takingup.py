@@ -79,8 +79,10 @@ def _course(chain: Chain, at: int, shape: Shape, before: Shape, rank: int) -> Co
         if step.is_view and len(found) >= len(axes) and found is not axes:
             # One of them is in parts, or in one part.
             new = [axis for axis in found if axis not in axes]
-            (parted,) = (axis for axis in axes if axis not in found)
-            own = [_with_parts(parts, parted, new) for parts in own]
+            parted = [axis for axis in axes if axis not in found]
+            if not parted:  # a value without axes has none that are parted
+                break
+            own = [_with_parts(parts, parted[0], new) for parts in own]
         axes, kept = found, ""
     if len(axes) == 1 and kept and _is_of_channels(chain, kept):
         axes = [*axes, *(_Axis(1, -2) for _ in range(rank - 2))]

@@ -1145,6 +1145,7 @@ def modulated(x, t, table):
         (frozen, [(2, 6, 3, 3), (6,), (6,)]),
         (turned, [(2, 3, 6, 16), (5, 32)]),
         (modulated, [(2, 5, 8), (2, 16), (2, 8)]),
+        (lambda x, a: x * a.sum().view(-1), [(2, 3), (4, 3)]),
         (lambda x, a, b: x * (a * b)[None, :, None, None], [(2, 6, 3, 3), (6,), (6,)]),
         (lambda x, a: x * a.exp().view(1, 6, 1, 1), [(2, 6, 3, 3), (6,)]),
         (lambda x, a, b: x * torch.exp((a * b).sum(-1)), [(2, 2, 5, 5), (8,), (8,)]),
