@@ -85,6 +85,7 @@ def _assigned(x: Any, key: object, value: object) -> Expr:
         raise NotKnownYet("x[...] = y: where that is only a call tells")
     keys = tuple(known(k, "x[...] = y") for k in (key if isinstance(key, tuple) else (key,)))
     tracing.overwriting.put_back(value, x, key)
+    tracing.overwriting.check_use("__setitem__", (x, value))
     new = known(with_numbers(value), "x[...] = y")
     if not isinstance(new, Expr | Real):
         raise ChainError(f"x[...] = y: y is a {type(new).__name__}, wanted a tensor or a number")

@@ -134,9 +134,8 @@ class Overwriting:
         itself.
         """
         given = self._standing(args)
-        if self._depth == 0 and name != "__setitem__":  # which puts back what it has
-            told = [*self._standing(every(args, named))]
-            self._told(lambda each: each.check_use(name, told, args))
+        if self._depth == 0 and name != "__setitem__":  # which first puts back what it has
+            self.check_use(name, args, named)
         self._depth += 1
         try:
             found = compute()
@@ -237,6 +236,13 @@ class Overwriting:
         keys = key if isinstance(key, tuple) else (key,)
         if isinstance(seen.part, tuple) and _is_same(seen.part, keys):
             self.done.pop()
+
+    def check_use(
+        self, name: str, args: Sequence[Any], named: Mapping[str, Any] | None = None
+    ) -> None:
+        """Raise ChainError where a function is given what shares the memory of a changed value."""
+        told = self._standing(every(args, named))
+        self._told(lambda each: each.check_use(name, told, args))
 
     def check(self, results: Sequence[Expr]) -> None:
         """Raise ChainError where what was overwritten is used elsewhere."""

@@ -15,6 +15,7 @@ from fusegen.ops import lookup
 from fusegen.ops.schema import show_value
 from fusegen.shaping import part_of
 from fusegen.sizes import SizeOf, what_asks, with_numbers
+from fusegen.standing import given_out
 from fusegen.unsaid import PARTS, NotKnownYet, current_call, told_of
 
 
@@ -51,11 +52,21 @@ class _Parts:
         if asked != "UNPACK_SEQUENCE":
             reason = f"x.split: {PARTS}; or take them apart, as in a, b = x.split(n, dim)"
             count = told_of(self.x, reason).shape[self.dim] // self.size
-        return iter(parted(self.x, self.dim, (count, self.size)))
+        parts = (self.x, self.dim, (count, self.size))
+        return iter(given_out("split", (self.x,), lambda: [*parted(*parts)]))
 
     def __getitem__(self, place: int) -> Expr:
-        apart = lookup("unflatten")(self.x, self.dim, (-1, self.size))
-        return lookup("select")(apart, self.dim - 1 if self.dim < 0 else self.dim, place)
+        dim = self.dim - 1 if self.dim < 0 else self.dim
+        is_told = isinstance(self.size, int) and place >= 0
+        key = slice(place * self.size, (place + 1) * self.size) if is_told else None
+        behind = [slice(None)] * (-self.dim - 1)
+        keys = (..., key, *behind) if self.dim < 0 else (*[slice(None)] * dim, key)
+
+        def part() -> Expr:
+            apart = lookup("unflatten")(self.x, self.dim, (-1, self.size))
+            return lookup("select")(apart, dim, place)
+
+        return given_out("__getitem__", (self.x, keys), part)
 
 
 def split(x: Expr, sizes: Any, dim: int = 0) -> Sequence[Expr] | _Parts:

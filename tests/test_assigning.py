@@ -270,6 +270,7 @@ def test_a_copy_is_a_value():
 
 # Statements about x of 3 rows and 4 columns.
 AS_EAGER = [
+    "p=(x*2).split(2,-1); q=p[0]+0; k=p[1]; q*=3; return q*k",
     "y=x.clamp(-.5,.5); y[::2]+=1; return y",
     "y=x*2; q=y[:,:2]; q+=1; k=y[:,2:]; return q*k",
     "q=x.exp()[:,:2]; q+=1; k=x[:,2:]; return q*k",
@@ -303,6 +304,8 @@ AS_EAGER = [
     "return (x.t()*2).contiguous(), x.t().exp()",
 ]
 SHARED = [
+    "v=x.exp(); u=v.split(1,0)[1]; v.neg_(); return u*2",
+    "v=x.amax(0); u=v.squeeze(-1); F.hardtanh(u,-1,1,True); v[0]=2; return u*2",
     "v=x*5; v[0].mul_(3.); return v[:,1:3]",
     "v=x*5; v.view(-1).mul_(3.); return v.t()",
     "v=x*5; u=v.view(-1); u*=3; return v.flip(-1)",
@@ -413,6 +416,23 @@ def of_what_is_made(x):
 @pytest.mark.parametrize("function", [of_numbers, of_a_detached_copy, of_what_is_made])
 def test_what_has_no_gradient_is_changed_without_one(function):
     _agree(function, _random(3, 4))
+
+
+def test_parts_of_one_split_are_apart():
+    def unpacked(x):
+        q, k = x.exp().split(2, -1)
+        q += 1
+        return q * k
+
+    def indexed(x):
+        parts = x.exp().split(2, -1)
+        q, k = parts[0], parts[1]
+        q *= 3
+        return q * k
+
+    x = torch.randn(3, 4, dtype=torch.float64)  # eager refuses gradients of such
+    for function in (unpacked, indexed):
+        torch.testing.assert_close(fusegen.compile(function)(x), function(x))
 
 
 def test_a_part_of_the_input_has_a_gradient():
