@@ -19,18 +19,9 @@ from fusegen.unsaid import MOVING, SEEING, TYPES, NotKnownYet, current_call
 
 T = TypeVar("T")
 
-# What gives parts of a value's memory, and all of it in other words.
-_PARTS: tuple[str, ...] = (
-    "__getitem__",
-    "select",
-    "chunk",
-    "split",
-    "tensor_split",
-    "unbind",
-    "narrow",
-)
-_PARTS += ("diagonal", "unfold")
-_APART = ("chunk", "split", "tensor_split", "unbind")  # which give parts that are apart
+# What gives parts of a value's memory that are apart, any parts, and all of it in other words.
+_APART = ("chunk", "split", "tensor_split", "unbind")
+_PARTS = (*_APART, "__getitem__", "select", "narrow", "diagonal", "unfold")
 _WHOLES = (*(name for name in SEEING if name != "select"), *MOVING, "view_as", "reshape_as")
 _WHOLES += ("expand_as", "detach", "data")
 # What gives the value itself where it has the type already.

@@ -329,9 +329,10 @@ def _quantised(x: Expr, dtype: str) -> Expr:
 def _moved(x: Expr, *args: Any, **kwargs: Any) -> Expr:
     """x.to(...), where x and what it is moved to are on one device."""
     named = (kwargs.get(word) for word in ("dtype", "device", "other"))
-    told = [v for v in (*args, *named) if not isinstance(v, bool | None)]
-    told = [v for v in told if not is_device_of(x, v)]
-    return cast(x, *told[:1]) if told else x
+    told = [v for v in (*args, *named) if not (isinstance(v, bool | None) or is_device_of(x, v))]
+    if len(told) > 1:
+        raise ChainError(f"x.to: got {show_value(told[1])} too, wanted one type, and a device")
+    return cast(x, *told) if told else x
 
 
 def _contiguous(x: Expr) -> Expr:

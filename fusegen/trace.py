@@ -175,9 +175,8 @@ def _before(
     """
     found: list[tuple[str, str, Chain]] = []
     for value, leaf in reversed(tracing.before.items()):
-        for part, view in reversed(
-            tracing.views.items()
-        ):  # of those that are made of others, first
+        # Those that are made of others come first, so that what they are made of is used too.
+        for part, view in reversed(tracing.views.items()):
             if part in used:
                 used |= {view.of, *_names_in(view.args), *_names_in([*view.named.values()])}
         if ir.name_of(leaf) not in used or ir.name_of(leaf) == seen_as:

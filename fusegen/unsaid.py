@@ -30,29 +30,19 @@ UNTOLD = (
 SEEING = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "select")
 MOVING = ("permute", "transpose", "t", "movedim", "swapaxes", "swapdims", "T", "mT")
 # What puts elements in other places: no step does it, but a call.
-PLACING: tuple[str, ...] = (
-    "flip",
-    "roll",
-    "repeat",
-    "repeat_interleave",
-    "tile",
-    "unfold",
-    "index_select",
-)
-PLACING += ("diagonal", "diag", "pad", "rot90", "flipud", "fliplr")
+PLACING: tuple[str, ...] = ("flip", "roll", "repeat", "repeat_interleave", "tile", "unfold")
+PLACING += ("index_select", "diagonal", "diag", "pad", "rot90", "flipud", "fliplr")
 # And what puts others there, beside a value's own.
-ADDING: tuple[str, ...] = (
-    "pad",
-    "cat",
-    "stack",
+_SCATTERING: tuple[str, ...] = (
     "index_fill",
     "index_copy",
     "scatter",
     "masked_scatter",
+    "slice_scatter",
 )
-ADDING += ("slice_scatter", "select_scatter", "diagonal_scatter", "assigned")
-PLACING += tuple(name for name in ADDING if name not in ("pad", "cat", "stack", "assigned"))
-PLACING += ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "interpolate")
+_SCATTERING += ("select_scatter", "diagonal_scatter")
+ADDING = ("pad", "cat", "stack", "assigned", *_SCATTERING)
+PLACING += ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "interpolate", *_SCATTERING)
 FILLING = ("copy_", "fill_", "zero_")  # what puts something in the place of all of a value
 # Of what moves elements, what gives a tensor of its own.
 COPYING = tuple(name for name in (*PLACING, *ADDING) if name not in ("diagonal", "unfold"))
