@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -444,7 +445,12 @@ def test_a_result_may_be_one_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gelu | mean" in capsys.readouterr().out
 
 
-def test_a_reference_is_recorded_so_that_torch_can_compile_it() -> None:
+def test_a_reference_is_recorded_so_that_torch_can_compile_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Without Inductor, whose build takes half a minute, and which the runs above go through.
+    without_inductor = partial(torch.compile, backend="aot_eager", dynamic=False)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: without_inductor(function))
     work = tiny(chain="keep(y) | sigmoid | mul(y) | add_channel", shape=(3, 4, 5))
     compiled = rivals.compiled(work, "cpu", ("compile",))["compile"]
     tensors = [t.requires_grad_() for t in rivals.inputs(work, "cpu", 0)]

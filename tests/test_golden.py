@@ -324,49 +324,66 @@ WITHOUT_GRADIENT = ("counted", "quantized", "quantized_int8")
 Compare = Callable[[str, str], None]
 
 
-def texts() -> dict[str, str]:
-    """What every file of tests/golden should hold, by its name."""
+ALL = [
+    (case, grad) for case in CASES for grad in (False, True)[: 1 + (case not in WITHOUT_GRADIENT)]
+]
+
+
+def emitted(case: str, *, grad: bool) -> dict[str, str]:
+    """What the files of tests/golden should hold for a case, by their names."""
+    text, situation = CASES[case]
     found = {}
-    for case, (text, situation) in CASES.items():
-        chain = fusegen.chain(text)
-        for grad in (False, True)[: 1 if case in WITHOUT_GRADIENT else 2]:
-            for target in TARGETS.values():
-                modules = sources(chain, target.name, situation, grad=grad)
-                for i, module in enumerate(modules, start=1):
-                    stage = f".stage_{i}" if len(modules) > 1 else ""
-                    name = f"{case}{'.grad' * grad}{stage}.{target.source_suffix}"
-                    found[name] = module.text
-                    if module.binding and (case, grad) == ("pointwise", True):
-                        found[f"{case}.grad.binding.cpp"] = module.binding
+    for target in TARGETS.values():
+        modules = sources(fusegen.chain(text), target.name, situation, grad=grad)
+        for i, module in enumerate(modules, start=1):
+            stage = f".stage_{i}" if len(modules) > 1 else ""
+            found[f"{case}{'.grad' * grad}{stage}.{target.source_suffix}"] = module.text
+            if module.binding and (case, grad) == ("pointwise", True):
+                found[f"{case}.grad.binding.cpp"] = module.binding
     return found
 
 
-TEXTS = texts()
+def files_of(case: str, *, grad: bool) -> set[str]:
+    """The names of the files that are there for a case."""
+    names = {path.name for path in GOLDEN.iterdir() if path.name.split(".")[0] == case}
+    return {name for name in names if (name.split(".")[1] == "grad") == grad}
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_the_text_is_golden(name: str, golden: Compare) -> None:
-    golden(name, TEXTS[name])
+@pytest.mark.parametrize(("case", "grad"), ALL)
+def test_the_text_is_golden(case: str, grad: bool, golden: Compare) -> None:
+    texts = emitted(case, grad=grad)
+    for name, text in texts.items():
+        golden(name, text)
+    assert files_of(case, grad=grad) == texts.keys()
 
 
 def test_no_golden_file_is_left_over() -> None:
-    assert {path.name for path in GOLDEN.iterdir()} == set(TEXTS)
+    found = set().union(*(files_of(case, grad=grad) for case, grad in ALL))
+    assert {path.name for path in GOLDEN.iterdir()} == found
 
 
 def test_every_family_of_kernels_has_a_golden_file() -> None:
-    together = "".join(text for name, text in TEXTS.items() if name.endswith(".cu"))
+    together = "".join(path.read_text("utf-8") for path in GOLDEN.glob("*.cu"))
     for family in ("pointwise", "row", "column", "window", "inner", "outer", "finalise"):
         assert f"ward_{family}" in together
 
 
-def digests() -> str:
-    return "\n".join(hashlib.sha256(text.encode()).hexdigest() for text in TEXTS.values())
+def emit_each_alone() -> None:
+    """Print each file's name and the digest of its text, every case in a process of its own."""
+    for alone in CASES:
+        if os.fork() == 0:
+            for case, grad in ALL:
+                texts = emitted(case, grad=grad) if case == alone else {}
+                for name, text in texts.items():
+                    print(name, hashlib.sha256(text.encode()).hexdigest(), flush=True)
+            os._exit(0)
+        os.wait()
 
 
-def test_the_text_is_the_same_under_every_hash_seed() -> None:
+def test_the_text_is_the_same_under_every_hash_seed_and_whatever_was_emitted_before() -> None:
     """Each process of tests has a seed of its own."""
     result = subprocess.run(
-        [sys.executable, "-c", "import test_golden; print(test_golden.digests())"],
+        [sys.executable, "-c", "import test_golden; test_golden.emit_each_alone()"],
         env={
             **os.environ,
             "PYTHONHASHSEED": "0",
@@ -376,24 +393,7 @@ def test_the_text_is_the_same_under_every_hash_seed() -> None:
         text=True,
     )
     assert result.stderr == ""
-    assert result.stdout.strip() == digests()
-
-
-@pytest.mark.parametrize("name", sorted({*CASES} - {*WITHOUT_GRADIENT}))
-def test_the_text_does_not_depend_on_what_was_emitted_before(name: str) -> None:
-    text, situation = CASES[name]
-    program = (
-        "import fusegen; from fusegen.describe import Situation, sources\n"
-        "from fusegen.target import Limits\n"
-        f"modules = sources(fusegen.chain({text!r}), 'cpp', {situation!r}, grad=True)\n"
-        "print(''.join(m.text for m in modules), end='')\n"
-    )
-    alone = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert alone.stderr == ""
-    files = [f for f in TEXTS if f.startswith(f"{name}.grad.") and f.endswith(".cpp")]
-    assert alone.stdout == "".join(TEXTS[f] for f in files if "binding" not in f)
+    digests = dict(line.split() for line in result.stdout.splitlines())
+    assert digests == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in GOLDEN.iterdir()
+    }
