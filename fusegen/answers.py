@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, MutableMapping
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
@@ -268,7 +269,8 @@ class _Call:
         x, *operands = sorted(names, key=lambda name: name != self._input)
         fused = Fused(chain_to(value, stand_in(x), operands))
         given = {name: self._tensor(name) for name in (x, *fused.chain.given)}
-        cast = fused.under_autocast(given[x], [given[n] for n in fused.chain.given], {})
+        # Operations' bodies are run meanwhile, which are no part of what is traced.
+        cast = Context().run(fused.under_autocast, given[x], [given[n] for n in fused.chain.given])
         empty = {n: torch.empty_like(t, device="meta") for n, t in given.items()}
         told = run_eagerly((cast or fused).chain, empty[x], empty)
         return _Shape(told.shape, told.dtype, given[x].device, told)
@@ -347,7 +349,8 @@ class Answers:
         target_of(device)
         is_cast = torch.is_autocast_enabled(device.type)
         mode = torch.get_autocast_dtype(device.type) if is_cast else None
-        kinds = [(t.shape, t.dtype, t.device) for t in (*given.values(), *own.values())]
+        tensors = (*given.values(), *own.values())
+        kinds = [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
         key = (mode, torch.get_default_dtype(), *given, *kinds)
         if count_modes():  # of which one may have other tensors for those that are made
             return self._find(_Call(given, own), trace)

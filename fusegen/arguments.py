@@ -255,7 +255,11 @@ def require_floats(
 
 
 def kinds_of(args: tuple[Any, ...]) -> Any:
-    """What decides for a chain, of arguments that are all tensors and are not cast; else None."""
-    if torch._C._is_any_autocast_enabled() or not all(isinstance(t, Tensor) for t in args):
+    """What decides for a chain, of arguments that are all dense tensors; else None."""
+    if not all(isinstance(t, Tensor) and t.layout == torch.strided for t in args):
         return None
-    return tuple([(t.shape, t.dtype, t.device) for t in args])
+    kinds = tuple([(t.shape, t.stride(), t.dtype, t.device) for t in args])
+    if not torch._C._is_any_autocast_enabled():
+        return kinds
+    device = args[0].device.type
+    return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), kinds

@@ -17,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 from fusegen import trace
 from fusegen.errors import ArgumentError, ChainError
 from fusegen.ir import Expr, inputs, name_of
-from fusegen.ops import COUNTER, RUNNING, lookup
+from fusegen.ops import COUNTER, RESERVED, RUNNING, lookup
 from fusegen.overwriting import every
+from fusegen.parameters import operand_of
 from fusegen.shaping import as_numbers, is_part
 from fusegen.sizes import Untold
 from fusegen.standing import current, known
@@ -94,7 +95,8 @@ def lent_by(module: nn.Module) -> dict[str, Place]:
     that of module[0].norm.
     """
     found: dict[str, Place] = {}
-    taken = {*inspect.signature(module.forward).parameters}
+    parameters = inspect.signature(module.forward).parameters
+    taken = {*RESERVED, *parameters, *map(operand_of, parameters)}
     for path, owner in module.named_modules():
         for attribute in (*owner._parameters, *owner._buffers):
             if getattr(owner, attribute) is not None:

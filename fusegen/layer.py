@@ -22,6 +22,7 @@ from fusegen.inlining import applied
 from fusegen.ir import Expr
 from fusegen.ops import RUNNING, Chain, Op, Step
 from fusegen.optional import Optionals
+from fusegen.parameters import operand_of
 from fusegen.runtime import Fused
 from fusegen.standing import known
 from fusegen.target import H200_GB_PER_S
@@ -194,7 +195,7 @@ class Layer(nn.Module):
         chosen, given = self._prepared(x, operands, named)
         return explained(chosen, self._input, self._among(given), target, bandwidth)
 
-    def forward(self, x: Tensor | None = None, *operands: Tensor, **named: Tensor) -> Any:
+    def forward(self, x: Tensor | None = None, /, *operands: Tensor, **named: Tensor) -> Any:
         """What the compiled chain gives for x, the operands that are held and those passed here."""
         others = (*operands, *named.values())
         if isinstance(x, Expr) or (others and any(isinstance(t, Expr) for t in others)):
@@ -309,6 +310,7 @@ class Layer(nn.Module):
             own.update({name: getattr(*place) for name, place in self._lent.items()})
             return found
 
+        given = {n if n == self._input else operand_of(n): given[n] for n in given}
         found = answers.chosen(trace, given, own)
         if found.wanted is not None:
             found.wanted.check(given[self._input])

@@ -16,7 +16,7 @@ NUMBERS = (bool, int, float, str)  # what a call may give in the place of a tens
 
 def operand_of(parameter: str) -> str:
     """What the chain calls the operand that a function has as this parameter, behind the first."""
-    return "x_" if parameter == "x" else parameter
+    return f"{parameter}_" if parameter in RESERVED else parameter
 
 
 def parameters_of(
@@ -38,18 +38,23 @@ def parameters_of(
     hints = annotations_of(function)
     placements: dict[str, Placement | None] = {}
     for parameter in parameters[1:]:
-        is_given = parameter.name in given
+        is_given = parameter.name in given or operand_of(parameter.name) in given
+        is_taken = parameter.name in RESERVED and current_call() is None
         if parameter.default is not parameter.empty and not is_given:
+            if is_taken and parameter.default is None:
+                raise NotKnownYet(f"{name}: whether {parameter.name!r} is given only a call tells")
             continue  # a constant of the chain: Python fills it in
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ChainError(f"{name}: {parameter}: a chain's function lists its operands by name")
         if parameter.kind == parameter.POSITIONAL_ONLY:
             raise ChainError(f"{name}: {parameter.name!r} cannot be positional-only")
-        if parameter.name in RESERVED and (parameter.name != "x" or current_call() is None):
-            raise (NotKnownYet if parameter.name == "x" else ChainError)(
+        if is_taken:
+            raise NotKnownYet(
                 f"{name}: the first parameter is the input, whatever its name, and no operand can "
                 f"be called {parameter.name!r}; put it first, or call it something else"
             )
+        if operand_of(parameter.name) in map(operand_of, placements):
+            raise ChainError(f"{name}: {parameter.name!r} and another one have nearly one name")
         annotated = parameter.name in hints
         placement = _placement(hints[parameter.name]) if annotated else None
         if annotated and placement is None and not is_given:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusegen import ir
-from fusegen.errors import UnsupportedError
+from fusegen.errors import EmptyReductionError, UnsupportedError
 from fusegen.inlining import walked
 from fusegen.ir import Expr
 from fusegen.layouts import dtype_name
@@ -89,6 +89,17 @@ def run_eagerly(chain: Chain, x: Tensor, operands: Mapping[str, Tensor]) -> Any:
     The result, or a tuple of it and what is given.
     """
     return walked(chain, x, operands, _run_step)
+
+
+def of_nothing(chain: Chain, x: Tensor, operands: Sequence[Tensor]) -> Any:
+    """What torch gives where a reduction has no elements; what it refuses then is told."""
+    try:
+        return run_eagerly(chain, x, dict(zip(chain.operands, operands, strict=True)))
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise EmptyReductionError(
+            f"{chain.text}: reduces an axis without elements of a value of shape "
+            f"{tuple(x.shape)}, which has no result: {error}"
+        ) from error
 
 
 def _run_step(step: Step, x: Tensor, operands: Mapping[str, Tensor]) -> Tensor:

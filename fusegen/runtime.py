@@ -47,7 +47,7 @@ from fusegen.ops import Chain
 from fusegen.optional import Optionals
 from fusegen.parameters import NUMBERS
 from fusegen.plan import remember
-from fusegen.reference import run_eagerly
+from fusegen.reference import of_nothing, run_eagerly
 from fusegen.situation import situation_of
 from fusegen.target import H200_GB_PER_S
 
@@ -87,7 +87,12 @@ class Fused:
         self._generator = build_key(generator())
 
     def __call__(
-        self, x: Tensor | None = None, *operands: Tensor, out: Tensor | None = None, **named: Tensor
+        self,
+        x: Tensor | None = None,
+        /,
+        *operands: Tensor,
+        out: Tensor | None = None,
+        **named: Tensor,
     ) -> Any:
         """The chain applied to x: a tensor; or where the chain gives values beside its result, a
         tuple of the result and of those, in the chain's order.
@@ -100,10 +105,6 @@ class Fused:
             x = self._named_input(named)
         if is_dynamo_compiling():
             return self._shown(x, operands, named, out)
-        if self._is_sensitive and torch._C._is_any_autocast_enabled():
-            cast = self.under_autocast(x, operands, named)
-            if cast is not None:
-                return cast(x, *operands, out=out, **named)
         if named or len(operands) != len(self._given):
             if self._instead and any(isinstance(v, NUMBERS) for v in (*operands, *named.values())):
                 return self._instead(x, *operands, out=out, **named)
@@ -114,6 +115,13 @@ class Fused:
         if self._refused and kinds_of((x, *operands)) in self._refused:
             return self._instead(x, *operands, out=out)
         given = operands
+        if self._is_sensitive and torch._C._is_any_autocast_enabled():
+            try:
+                cast = self.under_autocast(x, operands)
+                if cast is not None:
+                    return cast(x, *operands, out=out)
+            except (ArgumentError, UnsupportedError) as error:
+                return self._called_instead(error, x, given, out)
         if self._draws and not is_symbolic((x, *operands)):
             operands = self._with_seeds(x, operands)
         # What looks inside, and would not see a planned call, is refused further down.
@@ -132,14 +140,20 @@ class Fused:
             require_floats(self._loose, self._given, (x, *given))
             return self._run(x, operands, out, is_plain=is_plain)
         except (ArgumentError, UnsupportedError) as error:
-            if self._instead is None:
-                raise
-            try:
-                result = self._instead(x, *given, out=out)
-            except Exception:
-                raise error from None
-            self._refused.add(kinds_of((x, *given)))
-            return result
+            return self._called_instead(error, x, given, out)
+
+    def _called_instead(
+        self, error: Exception, x: Tensor, operands: Sequence[Tensor], out: Tensor | None
+    ) -> Result:
+        """What the function gives, traced for the call; the error, where it is not traced so."""
+        if self._instead is None:
+            raise error
+        try:
+            result: Result = self._instead(x, *operands, out=out)
+        except Exception:
+            raise error from None
+        self._refused.add(kinds_of((x, *operands)))
+        return result
 
     def _run(
         self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None, *, is_plain: bool
@@ -154,7 +168,8 @@ class Fused:
         except EmptyReductionError:
             if out is not None:
                 raise
-            return self._of_nothing(x, operands)
+            result: Result = of_nothing(self.chain, x, operands)
+            return result
 
     def _named_input(self, named: dict[str, Tensor]) -> Tensor:
         """x, by the name that the function has for it."""
@@ -164,18 +179,6 @@ class Fused:
                 f"{', '.join((self._input, *self._given))}"
             )
         return named.pop(self._input)
-
-    def _of_nothing(self, x: Tensor, operands: Sequence[Tensor]) -> Result:
-        """What torch gives where a reduction has no elements; what it refuses then is told."""
-        try:
-            named = dict(zip(self.chain.operands, operands, strict=True))
-            result: Result = run_eagerly(self.chain, x, named)
-        except (RuntimeError, IndexError, ValueError) as error:
-            raise EmptyReductionError(
-                f"{self.chain.text}: reduces an axis without elements of a value of shape "
-                f"{tuple(x.shape)}, which has no result: {error}"
-            ) from error
-        return result
 
     def _shown(
         self, x: Any, operands: Sequence[Any], named: Mapping[str, Any], out: Tensor | None
@@ -252,12 +255,8 @@ class Fused:
             check_out(out, self.chain, bound, tensors)
         return way
 
-    def under_autocast(
-        self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor]
-    ) -> Fused | None:
+    def under_autocast(self, x: Tensor, operands: Sequence[Tensor]) -> Fused | None:
         """The chain that autocast makes of this one for these tensors; None if it changes none."""
-        if named or len(operands) != len(self._given):
-            operands = self._by_name(operands, named)
         for name, value in zip(("x", *self._given), (x, *operands), strict=True):
             check_tensor(name, value)
         device = x.device.type

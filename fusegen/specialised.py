@@ -74,6 +74,8 @@ class Specialised:
         return self._called(args, out, named)
 
     def _called(self, args: tuple[Any, ...], out: Tensor | None, named: Mapping[str, Any]) -> Any:
+        if out is not None and "out" in self._signature.parameters:  # which is the function's own
+            out, named = None, {**named, "out": out}
         key = kinds_of(args) if not named else None
         if key in self._known:
             return self._known[key](*args, out=out)

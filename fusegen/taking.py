@@ -100,9 +100,15 @@ class Place(NamedTuple):
     number: int
 
 
+class Itself(NamedTuple):
+    """A number, or None, in what a function gives."""
+
+    value: Any
+
+
 def taken_apart(value: Any, values: list[Any]) -> Any:
     """The form of what a function gives: places of values, which are added to a list, in tuples,
-    lists and dicts, and None.
+    lists and dicts, and numbers and None as they are.
     """
     if isinstance(value, dict):
         return {key: taken_apart(each, values) for key, each in value.items()}
@@ -112,8 +118,8 @@ def taken_apart(value: Any, values: list[Any]) -> Any:
         if is_own:
             return tuple(found)
         return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
-    if value is None:
-        return None
+    if value is None or type(value) in (bool, int, float, str):
+        return Itself(value)
     values.append(value)
     return Place(len(values) - 1)
 
@@ -128,9 +134,11 @@ def put_together(form: Any, values: Sequence[Any]) -> Any:
 def _filled(form: Any, values: Sequence[Any]) -> Any:
     if isinstance(form, Place):
         return values[form.number]
+    if isinstance(form, Itself):
+        return form.value
     if isinstance(form, dict):
         return {key: _filled(each, values) for key, each in form.items()}
     if isinstance(form, tuple | list):
         found = [_filled(each, values) for each in form]
         return type(form)(*found) if hasattr(form, "_fields") else type(form)(found)
-    return None
+    raise AssertionError(form)

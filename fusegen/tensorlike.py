@@ -8,6 +8,7 @@ argument that is no tensor of its own for `__torch_function__`; nothing here imp
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -321,6 +322,11 @@ def _assigning(sign: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr
 
     def computed(x: Expr, other: Any) -> Expr:
         where, way = f"x {sign}= y", f"write x = x {sign} y"
+        if is_given(x):
+            changed = (
+                f"{where}: what the function is given is left as it is, where torch changes it"
+            )
+            warnings.warn(f"{changed}; {way}", stacklevel=6)
         return replacing(where, way, x, (other,), lambda: method(x, other))
 
     def found(x: Expr, other: Any) -> Expr:

@@ -542,3 +542,15 @@ def test_a_copy_in_another_type_may_be_changed():
     x = torch.randn(3, 4, dtype=torch.bfloat16)
     # Of a product of numbers in 8 bits, in single precision.
     torch.testing.assert_close(fusegen.compile(_cast)(x), _cast(x), rtol=2**-7, atol=2**-7)
+
+
+def test_that_what_is_given_is_left_as_it_is_is_told():
+    def residual(x, b):
+        x += b
+        return x.sigmoid()
+
+    with pytest.warns(UserWarning, match=r"^x \+= y: what the function is given is left as it is"):
+        fused = fusegen.compile(residual)
+    x, b = torch.zeros(2), torch.ones(2)
+    torch.testing.assert_close(fused(x, b), torch.sigmoid(b))
+    assert torch.equal(x, torch.zeros(2))

@@ -191,3 +191,31 @@ def test_fp16_with_a_scaler_learns(device):
         losses.append(loss.item())
     assert all(p.grad.dtype == torch.float32 for p in parameters)
     assert losses[-1] < 0.7 * losses[0]
+
+
+def attention_pool(h, scores, mask):
+    weights = torch.softmax(scores.masked_fill(~mask, -1e4), 1).unsqueeze(-1)
+    return (h * weights).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (lambda x, n: x.exp() * n, lambda r: (r(2, 5), 3)),
+        (lambda x, m: x.softmax(-1) * (1.0 - m), lambda r: (r(2, 5), r(5).long())),
+        (attention_pool, lambda r: (r(2, 5, 16), r(2, 5), r(2, 5) > 0)),
+    ],
+    ids=["number", "integers", "axes"],
+)
+def test_a_function_is_traced_for_a_call_inside_too(function, given, device):
+    given = given(lambda *shape: torch.randn(shape, device=device))
+    kind = torch.device(device).type
+    for fused in (fusegen.compile(function), used := fusegen.compile(function)):
+        if fused is used:
+            fused(*given)
+        for _ in range(2):
+            with torch.autocast(kind, torch.bfloat16):
+                found, expected = fused(*given), function(*given)
+            assert found.dtype == expected.dtype
+            torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(fused(*given), function(*given), rtol=1e-5, atol=1e-5)

@@ -302,7 +302,7 @@ def test_a_mistake_in_the_chain_is_told(text, message):
         (lambda x: (fusegen.gelu(x), fusegen.tanh(fusegen.gelu(x))), "is computed last"),
         (lambda x: (fusegen.gelu(x), x), r"fusegen\.compile and fusegen\.Layer take any"),
         (lambda x: (x, x), "returns its first parameter unchanged"),
-        (lambda x: (fusegen.gelu(x), 3), "must return an expression, got 3"),
+        (lambda x: (fusegen.gelu(x), b"3"), "must return an expression, got a bytes"),
         (lambda x: (), r"must return an expression, got \(\)"),
         (lambda x: (fusegen.exp(fusegen.tanh(x)), *(fusegen.tanh(x),) * 2), "each of them once"),
     ],

@@ -567,3 +567,28 @@ def test_what_torch_computes_of_a_modules_tensors_is_computed_in_each_call(make)
             optimiser.step()
     for own, theirs in zip(layer.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(own, theirs)
+
+
+class Skip(nn.Module):
+    """Names that a chain has for something else, of a parameter, an argument and an optional."""
+
+    def __init__(self):
+        super().__init__()
+        self.x = nn.Parameter(torch.full((3,), 2.0))
+        self.out = nn.Parameter(torch.full((3,), 3.0))
+
+    def forward(self, h, x, out=None):
+        y = h.sigmoid() * self.x + x
+        return y if out is None else y * out + self.out
+
+
+def test_names_that_a_chain_has_for_itself_are_taken_too(device):
+    module = Skip().to(device)
+    layer = Layer(module)
+    a, b, c = torch.randn(3, 2, 3, device=device)
+    for args, named in [((a, b), {}), ((a, b, c), {}), ((a,), {"x": b, "out": c})]:
+        torch.testing.assert_close(layer(*args, **named), module(*args, **named))
+    torch.testing.assert_close(layer(x=b, h=a), module(a, b))
+    assert {*layer.state_dict()} == {"module.x", "module.out"}
+    (gradient,) = torch.autograd.grad(layer(a, b).sum(), module.x)
+    torch.testing.assert_close(gradient, a.sigmoid().sum(0))

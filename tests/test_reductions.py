@@ -89,6 +89,15 @@ def test_how_many_are_not_zero_is_of_their_type(dtype, device):
     assert torch.equal(found, wanted)
 
 
+def test_a_count_of_what_is_not_zero_has_a_gradient_of_zeros(device):
+    x = torch.tensor([[0.0, 1.0, float("nan")]], device=device, requires_grad=True)
+    for norm in (torch.linalg.vector_norm, fusegen.compile("norm(0, -1)")):
+        found = norm(x, 0, -1) if norm is torch.linalg.vector_norm else norm(x)
+        assert found.item() == 2
+        found.sum().backward()  # which leaves x without one in eager
+    assert torch.equal(x.grad, torch.zeros_like(x))
+
+
 def test_the_gradient_of_a_sum_is_expanded_as_eagers_is(device):
     x = torch.randn(4, 5, device=device, requires_grad=True)
     (gradient,) = torch.autograd.grad(fusegen.compile("sum(1)")(x).sum(), x)

@@ -1190,3 +1190,55 @@ def test_a_result_that_is_asked_to_be_contiguous_is(function, device):
     torch.testing.assert_close(found, wanted)
     one, other = (r[0] if isinstance(r, tuple) else r for r in (found, wanted))
     assert one.stride() == other.stride()
+
+
+def test_an_operand_may_have_a_name_that_a_call_has_for_something_else(device):
+    def skip(x, out):
+        return x.sigmoid() * out
+
+    def gated(h, x=None):
+        return h.sigmoid() if x is None else h.sigmoid() * x
+
+    a, b = torch.randn(2, 2, 3, device=device)
+    fused = fusegen.compile(skip)
+    torch.testing.assert_close(fused(a, b), skip(a, b))
+    torch.testing.assert_close(fused(a, out=b), skip(a, b))
+    fused = fusegen.compile(gated)
+    for args, named in [((a,), {}), ((a, b), {}), ((a,), {"x": b}), ((), {"h": a, "x": b})]:
+        torch.testing.assert_close(fused(*args, **named), gated(*args, **named))
+
+
+def test_two_parameters_may_not_become_one_operand():
+    fused = fusegen.compile(lambda h, x, x_: h.exp() * x - x_)
+    with pytest.raises(ChainError, match="'x_' and another one have nearly one name"):
+        fused(*torch.randn(3, 4))
+
+
+def test_numbers_are_given_beside_tensors(device):
+    def found(x, y):
+        return x.exp(), {"sum": (x + y).sum(), "count": x.numel(), "more": (None, 0.5, "mean")}
+
+    x, y = torch.randn(2, 3, device=device)
+    ours, eager = fusegen.compile(found)(x, y), found(x, y)
+    torch.testing.assert_close(ours[0], eager[0])
+    torch.testing.assert_close(ours[1].pop("sum"), eager[1].pop("sum"))
+    assert ours[1] == eager[1]
+
+
+def test_what_lies_otherwise_is_traced_again(device):
+    def noisy(x):
+        return x.exp() + torch.randn_like(x)
+
+    def relaid(x):
+        return (x.exp() * x.size(1)).contiguous()
+
+    usual = torch.randn(2, 8, 5, 4, device=device)
+    last = usual.contiguous(memory_format=torch.channels_last)
+    for function in (noisy, relaid):
+        fused = fusegen.compile(function)
+        for x in (last, usual, last):
+            torch.manual_seed(0)
+            expected = function(x)
+            torch.manual_seed(0)
+            torch.testing.assert_close(fused(x), expected)
+            assert fused(x).stride() == expected.stride()

@@ -233,7 +233,7 @@ def test_parameters_that_are_not_used_may_be_there():
         ),
         (lambda x: x.cumsum(0), [torch.ones(3)], "x.cumsum: no step does it"),
         (lambda x: torch.cat([x], 0), [torch.ones(3)], "got 1 values, wanted from two expr"),
-        (lambda x: (x, 3), [torch.ones(3)], "must return an expression, got 3"),
+        (lambda x: (x, b"3"), [torch.ones(3)], "must return an expression, got a bytes"),
         (
             lambda x: x[1:],
             [torch.ones(3)],

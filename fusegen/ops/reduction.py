@@ -198,7 +198,7 @@ def norm_along(x: Expr, p: float, axes: tuple[int, ...]) -> Expr:
     if math.isinf(p):
         return reduce("amax", axes, size) if p > 0 else -reduce("amax", axes, -size)
     if p == 0:
-        zero = primitive("detach", x)  # where it is that, of x's type
+        zero = primitive("sign", x)  # where it is that, of x's type, and with a gradient of zeros
         return reduce_sum(primitive("where", primitive("eq", x, 0.0), zero, 1.0), axes)
     if p == 1:
         return reduce_sum(size, axes)
