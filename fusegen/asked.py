@@ -32,6 +32,16 @@ def _is_floating(x: Expr) -> bool:
     return found
 
 
+def _lying(method: str) -> Callable[..., Any]:
+    """How x lies in memory."""
+
+    def found(x: Expr, *args: Any, **kwargs: Any) -> Any:
+        own = told_of(x, f"x.{method}: how x lies in memory is not known before a call")
+        return getattr(getattr(own, "like", own), method)(*args, **kwargs)
+
+    return found
+
+
 def _new(method: str) -> Callable[..., Any]:
     """A tensor like x, of numbers: x's type and device, which the call tells."""
 
@@ -124,6 +134,7 @@ ASKED: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("dim", "ndimension"), axes_of),
     **dict.fromkeys(("numel", "nelement"), _count_of),
     "is_floating_point": _is_floating,
+    **{name: _lying(name) for name in ("is_contiguous", "stride")},
     "nan_to_num": _finite,
     **{f"new_{name}": _new(f"new_{name}") for name in _NEW},
     **{name: _triangle(name) for name in ("tril", "triu")},

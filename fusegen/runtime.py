@@ -57,9 +57,9 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 class Fused:
     """A compiled chain. Call it with x and the operands, in the chain's order or by name.
 
-    It returns what the eager chain returns: same shape, dtype and layout, with gradients for x and
-    every operand that needs one. x and operands must be floating and on one device. Nothing is
-    built before the first call.
+    It returns what the eager chain returns, of the same shape and dtype, which lies in memory as x
+    does, with gradients for x and every operand that needs one. x and operands must be floating and
+    on one device. Nothing is built before the first call.
     """
 
     def __init__(self, chain: Chain, loose: frozenset[str] = frozenset()) -> None:

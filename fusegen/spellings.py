@@ -332,18 +332,18 @@ def _moved(x: Expr, *args: Any, **kwargs: Any) -> Expr:
     told = [v for v in (*args, *named) if not (isinstance(v, bool | None) or is_device_of(x, v))]
     if len(told) > 1:
         raise ChainError(f"x.to: got {show_value(told[1])} too, wanted one type, and a device")
-    return cast(x, *told) if told else x
+    x = cast(x, *told) if told else x
+    return _contiguous(x, kwargs["memory_format"]) if kwargs.get("memory_format") else x
 
 
-def _contiguous(x: Expr) -> Expr:
-    return x if (tracing := current()) is None else tracing.contiguous(x)
+def _contiguous(x: Expr, memory_format: object = None) -> Expr:
+    return x if (tracing := current()) is None else tracing.contiguous(x, memory_format)
 
 
 def _copied(x: Expr, memory_format: object = None) -> Expr:
     """A value of its own, which may be changed in place."""
-    if str(memory_format) not in ("None", "torch.preserve_format"):
-        x = _contiguous(x)
-    return copied(x)
+    found = copied(x)
+    return found if memory_format is None else _contiguous(found, memory_format)
 
 
 # What is told sizes, and works on them whatever they are.

@@ -49,7 +49,8 @@ class Tracing:
     asked: list[str] = field(default_factory=list)  # what it wanted to know of values
     # Tensors that meet a written float such as 1.0, which of integers makes other than 1 does.
     loose: set[str] = field(default_factory=set)
-    relaid: set[Expr] = field(default_factory=set)  # copies in the usual order
+    # Copies in the usual order of memory, or in the one that is told.
+    relaid: dict[Expr, dict[str, Any]] = field(default_factory=dict)
     aligned: set[str] = field(default_factory=set)  # views that lie along the first one's axes
 
     def __post_init__(self) -> None:
@@ -98,19 +99,23 @@ class Tracing:
         """Whether it is traced under torch.no_grad(), where the function began without that."""
         return self.has_gradients != _has_gradients()
 
-    def contiguous(self, x: Expr) -> Expr:
-        """x, or where the call says that it does not lie in the usual order, a copy that does if it
-        is a result.
+    def contiguous(self, x: Expr, memory_format: Any = None) -> Expr:
+        """x, or where the call says that it does not lie in the usual order, or in this one of
+        torch's, a copy that does if it is a result.
         """
+        if str(memory_format) == "torch.preserve_format":
+            return x
+        told = {} if memory_format is None else {"memory_format": memory_format}
         if (call := current_call()) is None:
             self.overwriting.unclear.add(x)
+            self.relaid[x] = told  # or may be
             return x
         self.asked.append("x.contiguous")
         own: Any = call.of(x)
-        if getattr(own, "like", own).is_contiguous():
+        if getattr(own, "like", own).is_contiguous(**told):
             return x
         found = copied(x)
-        self.relaid.add(found)
+        self.relaid[found] = told
         return found
 
     def hold(self, tensor: Any, name: str, view: View | None = None) -> Expr:

@@ -155,11 +155,13 @@ def traced(
 
 
 def _relaid(result: Any, tracing: Tracing) -> Any:
-    """A result, in contiguous memory if that is what the function has asked for last."""
-    call = current_call()
-    if call is None or not isinstance(result, Expr) or result not in tracing.relaid:
+    """A result, in the order in memory that the function has asked for last."""
+    if not isinstance(result, Expr) or result not in tracing.relaid:
         return result
-    return call.view(result.args[0], "contiguous", is_last_resort=True)
+    if (call := current_call()) is None:
+        raise NotKnownYet("x.contiguous: whether a result lies so only a call tells")
+    told = tracing.relaid[result]
+    return call.view(result.args[0], "contiguous", is_last_resort=True, **told)
 
 
 def _before(

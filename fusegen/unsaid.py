@@ -49,7 +49,10 @@ COPYING = tuple(name for name in (*PLACING, *ADDING) if name not in ("diagonal",
 # What a tensor knows of itself, and what to write where a chain asks for it.
 UNKNOWN: Mapping[str, str] = {
     **dict.fromkeys(("item", "tolist", "numpy"), "it has no values before a call"),
-    **dict.fromkeys(("requires_grad", "is_leaf", "grad_fn"), "it is not known before a call"),
+    **dict.fromkeys(
+        ("requires_grad", "is_leaf", "grad_fn"),
+        "it is not known before a call; leave the question out, for one chain serves both answers",
+    ),
     **dict.fromkeys(
         MOVING,
         "no step exchanges axes; pass such a view of the tensor, which is read where it lies",

@@ -1,6 +1,7 @@
 """Every operation of the table against eager torch: result and gradients, in every element type."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -152,6 +153,9 @@ def test_an_op_is_as_accurate_as_eager(name, example, dtype, device):
     home = home_of_eager(name, device, dtype)
     eager = outcome(fused.reference, tensors, device=home)
     exact = outcome(fused.reference, tensors, dtype=torch.float64, device=home)
+    if example.text == "norm(0, 1)":  # of which eager gives none, where it may be asked for
+        assert not ours.gradients[0].any()
+        eager, exact = (replace(o, gradients=ours.gradients) for o in (eager, exact))
     assert_as_accurate(ours, eager, exact)
     if is_pointwise(name):
         close = steps_apart(dtype, name, device) * torch.finfo(dtype).eps

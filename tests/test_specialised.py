@@ -1229,12 +1229,17 @@ def test_what_lies_otherwise_is_traced_again(device):
     def noisy(x):
         return x.exp() + torch.randn_like(x)
 
-    def relaid(x):
-        return (x.exp() * x.size(1)).contiguous()
-
+    relaid = [
+        lambda x: (x.exp() * x.size(1)).contiguous(),
+        lambda x: x.exp().contiguous(),
+        lambda x: x.exp().contiguous(memory_format=torch.channels_last),
+        lambda x: x.exp().clone(memory_format=torch.channels_last),
+        lambda x: x.exp().to(torch.bfloat16, memory_format=torch.channels_last),
+        lambda x: x.exp().to(memory_format=torch.preserve_format),
+    ]
     usual = torch.randn(2, 8, 5, 4, device=device)
     last = usual.contiguous(memory_format=torch.channels_last)
-    for function in (noisy, relaid):
+    for function in (noisy, *relaid):
         fused = fusegen.compile(function)
         for x in (last, usual, last):
             torch.manual_seed(0)
@@ -1242,3 +1247,13 @@ def test_what_lies_otherwise_is_traced_again(device):
             torch.manual_seed(0)
             torch.testing.assert_close(fused(x), expected)
             assert fused(x).stride() == expected.stride()
+
+
+def test_how_a_value_lies_is_told_by_the_call(device):
+    def function(x):
+        return (x.exp() if x.is_contiguous() else x.sin()) * x.stride(0)
+
+    fused = fusegen.compile(function)
+    x = torch.randn(2, 3, 4, 5, device=device)
+    for z in (x, x.transpose(0, 1), x.contiguous(memory_format=torch.channels_last), x):
+        torch.testing.assert_close(fused(z), function(z))
