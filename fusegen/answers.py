@@ -272,7 +272,10 @@ class _Call:
         # Operations' bodies are run meanwhile, which are no part of what is traced.
         cast = Context().run(fused.under_autocast, given[x], [given[n] for n in fused.chain.given])
         empty = {n: torch.empty_like(t, device="meta") for n, t in given.items()}
-        told = run_eagerly((cast or fused).chain, empty[x], empty)
+        try:
+            told = run_eagerly((cast or fused).chain, empty[x], empty)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise ChainError(f"{fused.chain.text}: {error}") from error
         return _Shape(told.shape, told.dtype, given[x].device, told)
 
 

@@ -279,7 +279,7 @@ class Call:
         """The derivative, planned for its inputs."""
         again = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         wanted = tuple([t.requires_grad for t in tensors]) if again else None
-        key = (wanted, *[(t.shape, t.stride()) for t in tensors])
+        key = (wanted, *[(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
         if key not in step.calls:
             found = self.found.derived(step.found, tensors)
             with no_collection():

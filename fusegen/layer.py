@@ -29,6 +29,9 @@ from fusegen.target import H200_GB_PER_S
 from fusegen.trace import Traced
 from fusegen.unsaid import NotKnownYet
 
+# What a recipe may change of a module's parts, as torch's `update_bn` does the momentum.
+_SETTINGS = ("momentum", "eps", "p")
+
 
 class Layer(nn.Module):
     """A chain as a module: `Layer("add_channel(bias) | gelu", bias=nn.Parameter(...))`.
@@ -56,12 +59,14 @@ class Layer(nn.Module):
         self._lent: dict[str, Place] = {}
         self._ties: tuple[tuple[Place, Place], ...] = ()  # places of one tensor of the module
         self._parts: tuple[nn.Module, ...] = (self,)
-        self._by_mode: dict[tuple[bool | str, ...], Chosen | Answers] = {}
+        self._settings: tuple[Place, ...] = ()  # of its parts, that something may change
+        self._by_mode: dict[tuple[Any, ...], Chosen | Answers] = {}
         self._optionals: Optionals | None = None  # of a module's forward
         self._input = "x"  # what x may be called
         if isinstance(source, nn.Module) and not isinstance(getattr(source, "chain", None), Chain):
             self.module, self.training = source, source.training
             self._parts = tuple(source.modules())
+            self._settings = tuple((p, n) for p in self._parts for n in _SETTINGS if n in vars(p))
             self._lend()
             self._input = next(iter(inspect.signature(source.forward).parameters), "x")
             self._optionals = Optionals(source.forward)
@@ -109,7 +114,9 @@ class Layer(nn.Module):
         """The compiled chain for the modes in which the parts are, and for parameters that are
         given although they have a default; or one for each answer to what forward asks.
         """
-        modes: tuple[bool | str, ...] = tuple([part.training for part in self._parts])
+        modes: tuple[Any, ...] = tuple([part.training for part in self._parts])
+        if self._settings:
+            modes += tuple([getattr(*setting) for setting in self._settings])
         modes = (*modes, *sorted(also)) if also else modes
         if self._ties and any(getattr(*a) is not getattr(*b) for a, b in self._ties):
             self._lend()
@@ -117,7 +124,7 @@ class Layer(nn.Module):
         return self._trace(modes, also) if found is None else found
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _trace(self, modes: tuple[bool | str, ...], also: Collection[str]) -> Chosen | Answers:
+    def _trace(self, modes: tuple[Any, ...], also: Collection[str]) -> Chosen | Answers:
         answers = Answers()
         try:
             found = answers.traced(partial(traced, self.module, self._lent, also))

@@ -16,14 +16,32 @@ from fusegen.ops.schema import show_value
 from fusegen.shaping import part_of
 from fusegen.sizes import SizeOf, what_asks, with_numbers
 from fusegen.standing import given_out
-from fusegen.unsaid import PARTS, NotKnownYet, current_call, told_of
+from fusegen.unsaid import PARTS, NotKnownYet, current_call, tells_at_once, told_of
 
 
 def chunk(x: Expr, chunks: int, dim: int = 0) -> tuple[Expr, ...]:
     """Equal parts of an axis."""
     if not isinstance(chunks, int) or chunks < 1:
         raise ChainError(f"x.chunk: got {show_value(chunks)}, wanted how many parts, an integer")
+    call = current_call()
+    if call is not None and tells_at_once() and (size := call.of(x).shape[dim]) % chunks:
+        return _parted_unevenly(x, as_long(size, -(-size // chunks)), dim)
     return parted(x, dim, (chunks, -1))
+
+
+def tensor_split(x: Expr, sections: int, dim: int = 0) -> tuple[Expr, ...]:
+    """Parts of an axis, of which the first are longer by one where they are not equal."""
+    call = current_call()
+    if call is not None and tells_at_once() and isinstance(sections, int) and sections > 0:
+        least, more = divmod(call.of(x).shape[dim], sections)
+        if more:
+            return _parted_unevenly(x, [least + 1] * more + [least] * (sections - more), dim)
+    return chunk(x, sections, dim)
+
+
+def as_long(size: int, each: int) -> list[int]:
+    """The lengths of parts of an axis that are as long as told, but for a shorter last one."""
+    return [min(each, size - start) for start in range(0, size, each)]
 
 
 def parted(x: Expr, dim: int, sizes: tuple[int, int]) -> tuple[Expr, ...]:

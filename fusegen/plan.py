@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C._dynamo import guards
 
 from fusegen.dealing import deal_of
-from fusegen.errors import UnsupportedError
+from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.layouts import Meta, Output, arranged, stored
 from fusegen.prepared import Prepared
 from fusegen.signature import Signature
@@ -146,6 +146,9 @@ class Plan:
                     "fused chain is none that it knows of, fused.reference is made of such"
                 )
         tensors = [stored(t) for t in tensors]
+        for t in tensors:
+            if t.numel() and not t.data_ptr():
+                raise ArgumentError(f"got a tensor of {tuple(t.shape)} whose memory has been freed")
         if not self.is_ready:
             tensors = [arranged(t, i) for t, i in zip(tensors, self.inputs, strict=True)]
         results = [

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fusegen.arguments import bound_of
 from fusegen.bound import Bound
+from fusegen.errors import ArgumentError
 from fusegen.holding import signature
 from fusegen.layouts import (
     Meta,
@@ -74,8 +75,18 @@ class Prepared:
         return outputs_of(self.program, self.bound, self.order, self.targets, self.device)
 
     def derived(self, found: Derivative, tensors: Sequence[Tensor]) -> Prepared:
-        """A derivative of the program, on these tensors; its outputs are gradients of inputs."""
+        """A derivative of the program, on these tensors; its outputs are gradients of inputs.
+        Raises ArgumentError where they are not of the types and where the program left them.
+        """
         leaves, metas = self.program.graph.inputs, self.metas
+        dtypes = with_derivative(self.program, found, self.dtypes)
+        for name, t in zip(found.program.input_names, tensors, strict=True):
+            dtype = getattr(torch, dtypes[name], t.dtype)  # a seed's is none of torch's
+            if t.dtype != dtype or t.device != self.device:
+                raise ArgumentError(
+                    f"the backward got {t.dtype} on {t.device} for what was {dtype} on "
+                    f"{self.device}; a saved-tensor hook has to give back what it was given"
+                )
         targets = [Target(leaves[i].extent, metas[i].shape, metas[i].dtype) for i in found.targets]
         return Prepared(
             found.program,
@@ -83,7 +94,7 @@ class Prepared:
             self.order,
             tuple([Meta.of(t) for t in tensors]),
             tuple(targets),
-            with_derivative(self.program, found, self.dtypes),
+            dtypes,
             self.device,
         )
 

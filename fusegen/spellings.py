@@ -4,7 +4,7 @@ one with other arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from fusegen.ops import lookup
 from fusegen.ops.cast import QUANTISED
 from fusegen.ops.schema import show_value
 from fusegen.overwriting import copied
-from fusegen.parting import chunk, narrowed, split, unbound
+from fusegen.parting import chunk, narrowed, split, tensor_split, unbound
 from fusegen.shaping import seen_in
 from fusegen.sizes import (
     Leading,
@@ -28,16 +28,14 @@ from fusegen.sizes import (
     with_numbers,
 )
 from fusegen.standing import current
+from fusegen.uniting import joined
 from fusegen.unsaid import (
     TYPES,
-    Call,
-    NotKnownYet,
     TypeOf,
     current_call,
     is_device_of,
     leaves_joining,
     tells_all,
-    tells_at_once,
     told_of,
 )
 
@@ -250,44 +248,6 @@ def _reshaped(x: Expr, *sizes: Any, **kwargs: Any) -> Expr:
     return x
 
 
-def _joined(name: str) -> Callable[..., Expr]:
-    """Values of one shape behind each other along an axis, or along a new one."""
-
-    stack, flatten = lookup("stack"), lookup("flatten")
-    most = 1 + sum(p.takes_tensor for p in stack.parameters)
-
-    def found(values: Any, dim: int = 0) -> Expr:
-        if not isinstance(values, tuple | list):
-            raise ChainError(f"torch.{name}: wants a list of expressions, got {show_value(values)}")
-        if len(values) < 2 or not all(isinstance(v, Expr) for v in values):
-            raise ChainError(
-                f"torch.{name}: got {len(values)} values, wanted from two expressions on"
-            )
-        first, *others = values
-        call = current_call()
-        if len(values) > most and call is None:
-            raise NotKnownYet(
-                f"torch.{name}: got {len(values)} values; of more than {most} fusegen.compile "
-                "takes a function whose calls have torch put them side by side"
-            )
-        is_apart = tells_at_once() and not _are_alike(call, values) if call else False
-        if call and (len(values) > most or is_apart or leaves_joining()):
-            view = call.view(first, name, others, dim, is_last_resort=True)
-            assert view is not None
-            return view
-        if name == "stack":
-            return stack(first, *others, dim=dim)
-        apart = stack(first, *others, dim=dim - 1 if dim < 0 else dim)
-        return flatten(apart, *((dim - 1, dim) if dim < 0 else (dim, dim + 1)))
-
-    return found
-
-
-def _are_alike(call: Call, values: Sequence[Expr]) -> bool:
-    """Whether values have one shape."""
-    return len({tuple(call.of(value).shape) for value in values}) == 1
-
-
 def _scaled(op: str) -> Callable[..., Expr]:
     """A sum whose second term may have a factor."""
 
@@ -346,6 +306,13 @@ def _copied(x: Expr, memory_format: object = None) -> Expr:
     return found if memory_format is None else _contiguous(found, memory_format)
 
 
+def _summed(x: Expr, *args: Any, dtype: Any = None, **kwargs: Any) -> Expr:
+    """The sum, in a type if one is told, which integers may overflow."""
+    found = lookup("sum")(x if dtype is None else cast(x, dtype), *args, **kwargs)
+    is_narrow = dtype is not None and not isinstance(dtype, TypeOf) and "int" in str(dtype)
+    return cast(found, dtype) if is_narrow else found
+
+
 # What is told sizes, and works on them whatever they are.
 OF_SIZES = ("reshape", "view", "split", "narrow", "expand")
 SPELLED: Mapping[str, Callable[..., Any]] = {
@@ -364,7 +331,7 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "full_like": _filled,
     "zeros_like": partial(_filled, fill_value=0.0),
     "ones_like": partial(_filled, fill_value=1.0),
-    "tensor_split": chunk,
+    "tensor_split": tensor_split,
     "unbind": unbound,
     "glu": _glu,
     **dict.fromkeys(("clamp", "clip"), _clamped),
@@ -383,9 +350,11 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "any": _holding("any"),
     "all": _holding("all"),
     **dict.fromkeys(("reshape", "view"), _reshaped),
-    **dict.fromkeys(("cat", "concat", "concatenate"), _joined("cat")),
-    "hstack": lambda values: _joined("cat")(values, 1),
-    "stack": _joined("stack"),
+    **dict.fromkeys(("cat", "concat", "concatenate"), joined("cat")),
+    "hstack": joined("hstack"),
+    "stack": joined("stack"),
+    "sum": _summed,
+    "ravel": lambda x: lookup("flatten")(x),
     **dict.fromkeys(("view_as", "reshape_as"), lambda x, other: _reshaped(x, shape_of(other))),
     **ASKED,
     **COMPOSED,

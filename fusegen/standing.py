@@ -16,7 +16,7 @@ from fusegen.ir import Expr
 from fusegen.ops.eager import is_tensor
 from fusegen.overwriting import Overwriting, copied
 from fusegen.taking import View
-from fusegen.unsaid import COPYING, NotKnownYet, aligned, current_call
+from fusegen.unsaid import NotKnownYet, aligned, current_call
 
 T = TypeVar("T")
 
@@ -204,7 +204,7 @@ def is_given(x: Expr) -> bool:
         return False
     name = ir.name_of(made)
     if (view := tracing.views.get(name)) is not None:
-        return view.method not in COPYING and is_given(tracing.stands_for(view.of))
+        return not view.is_copy and is_given(tracing.stands_for(view.of))
     if name not in tracing.held or id(tracing.held[name]) not in tracing.made:
         return True
     own = tracing.held[name]

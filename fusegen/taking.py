@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from fusegen import ir
 from fusegen.ir import Expr
 from fusegen.ops import Op
+from fusegen.unsaid import COPYING
 
 
 class Other(NamedTuple):
@@ -28,6 +29,14 @@ class View(NamedTuple):
     method: str
     args: tuple[Any, ...]
     named: Mapping[str, Any] = {}
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it has memory of its own: elements in other places, or such as are looked up."""
+        keys = self.args[:1] if self.method == "__getitem__" else ()
+        keys = keys[0] if keys and isinstance(keys[0], tuple) else keys
+        is_looked_up = any(isinstance(k, Other | list) or hasattr(k, "dim") for k in keys)
+        return self.method in COPYING or is_looked_up
 
     def taken(self, tensor: Callable[[str], Any]) -> Any:
         """It, where the tensors are told."""

@@ -14,7 +14,6 @@ from fusegen.answers import Chosen
 from fusegen.layouts import dtype_name
 from fusegen.runtime import Fused
 from fusegen.taking import Other, View
-from fusegen.unsaid import COPYING
 
 
 def explained(
@@ -84,18 +83,11 @@ class _Told:
             self.known[name] = (made[name] if name in made else self.tensor(name)).to("meta")
             return self.known[name]
         self.known[name] = view.taken(self._there)
-        is_looked_up = any(isinstance(k, Other | Tensor) for k in _flat(view.args))
-        lies = "a copy" if view.method in COPYING or is_looked_up else "a view"
+        lies = "a copy" if view.is_copy else "a view"
         self.found.append(
             f"{name} = {_text(view)}: {lies}, {tuple(self.known[name].shape)}, by torch"
         )
         return self.known[name]
-
-
-def _flat(told: Any) -> list[Any]:
-    if isinstance(told, Other) or not isinstance(told, tuple | list):
-        return [told]
-    return [value for each in told for value in _flat(each)]
 
 
 def _is_channels_last(x: Tensor) -> bool:

@@ -224,7 +224,7 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     if name not in _CASTING and (types := [v for v in others if is_type(v)]):
         others = [v for v in others if not is_type(v)]
         kwargs = {**kwargs, "dtype": types[0]}
-    if kwargs.get("dtype") is not None and name not in _CASTING:
+    if kwargs.get("dtype") is not None and name not in (*_CASTING, "sum"):
         x = cast(x, kwargs["dtype"])
         kwargs = {**kwargs, "dtype": None}
     if floats := [v for v in (*others, *kwargs.values()) if type(v) is float]:

@@ -37,6 +37,7 @@ ORDER = (
     "asked",
     "composed",
     "parting",
+    "uniting",
     "spellings",
     "meeting",
     "assigning",

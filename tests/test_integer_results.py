@@ -199,3 +199,38 @@ def test_integers_go_from_kernel_to_kernel(device):
     x = torch.randn(2, 5, 6, 8, device=device, requires_grad=True)
     t = torch.randint(5, (2, 6, 8), device=device)
     torch.testing.assert_close(fusegen.compile(counted)(x, t), counted(x, t))
+
+
+SMALL = [torch.uint8, torch.int8, torch.int16, torch.int32]
+
+
+@pytest.mark.parametrize("dtype", SMALL, ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda i: i.long(),
+        lambda i: i.long() * 1000000,
+        lambda i: (i.to(torch.int64) * 100).float(),
+        lambda i: i.to(torch.int64) * i,
+        lambda i: i.to(torch.int32).long() * 100000,
+        lambda i: i.sum(-1, dtype=torch.int32),
+        lambda i: i.masked_fill(i > 2, 2.7),
+        lambda i: (i > 2).masked_fill(i > 3, 0),
+        lambda i: (i > 2).masked_fill(i < 3, 1),
+        lambda i: (i > 2).sum(-1, dtype=torch.int32),
+        lambda i: (i > 2).triu(1) & (i < 100),
+        lambda i: (i.sum() > 0).sum(),
+        lambda i: i.sum().sum(0),
+    ],
+)
+def test_integers_have_torchs_types_and_values(function, dtype, device):
+    i = torch.tensor([[100, 3, 2], [1, 0, 120], [7, 2, 5]], dtype=dtype, device=device)
+    found, expected = fusegen.compile(function)(i), function(i)
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
+
+
+def test_a_value_without_axes_has_no_places():
+    for function in (lambda x: x.argmax(0), lambda x: x.max(0).indices):
+        with pytest.raises(fusegen.ChainError, match="argmax: got a value without axes"):
+            fusegen.compile(function)(torch.tensor(1.0))

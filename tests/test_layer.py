@@ -592,3 +592,18 @@ def test_names_that_a_chain_has_for_itself_are_taken_too(device):
     assert {*layer.state_dict()} == {"module.x", "module.out"}
     (gradient,) = torch.autograd.grad(layer(a, b).sum(), module.x)
     torch.testing.assert_close(gradient, a.sigmoid().sum(0))
+
+
+def test_a_setting_that_a_recipe_changes_is_seen(device):
+    batches = [torch.randn(16, 8, device=device) for _ in range(3)]
+    ours, eager = (nn.BatchNorm1d(8).to(device) for _ in range(2))
+    torch.optim.swa_utils.update_bn(batches, Layer(ours))
+    torch.optim.swa_utils.update_bn(batches, eager)
+    torch.testing.assert_close(ours.running_mean, eager.running_mean)
+    torch.testing.assert_close(ours.running_var, eager.running_var)
+    dropout = nn.Sequential(nn.ReLU(), nn.Dropout(0.0))
+    layer = Layer(dropout)
+    x = torch.ones(1000, device=device)
+    assert torch.equal(layer(x), x)
+    dropout[1].p = 1.0
+    assert torch.equal(layer(x), torch.zeros_like(x))

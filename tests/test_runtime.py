@@ -13,7 +13,7 @@ import torch
 from numeric import outcome
 
 import fusegen
-from fusegen import UnsupportedError, execution, modules, toolchain
+from fusegen import ArgumentError, UnsupportedError, execution, modules, toolchain
 
 CHAIN = "leaky_relu(0.2) | add_channel(bias) | clamp(-1, 1) | gelu"
 
@@ -606,3 +606,26 @@ def test_a_kernel_behind_what_is_no_kernel_waits_for_it(is_captured, gpu):
         expected = [(t.to(gpu) * b).relu() for t in (given, torch.zeros(1), other, other)]
         for have, want in zip(found, expected, strict=True):
             assert torch.equal(have, want.expand_as(have))
+
+
+@pytest.mark.parametrize(
+    "unpack", [lambda t: t.half(), lambda t: t.double(), lambda t: t.to("meta")]
+)
+def test_a_hook_that_gives_back_another_type_or_device_is_told(unpack, device):
+    fused = fusegen.compile("gelu | mul(0.5)")
+    x = torch.randn(3, 8, device=device, requires_grad=True)
+    fused(x).sum().backward()  # so that the plan is there
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+        y = fused(x)
+    with pytest.raises(ArgumentError, match=r"the backward got .* for what was torch\.float32 on"):
+        y.sum().backward()
+
+
+def test_memory_that_has_been_freed_is_told(device):
+    fused = fusegen.compile("gelu | mul(w)")
+    x, w = torch.randn(40, 8, device=device), torch.randn(8, device=device)
+    fused(x, w)
+    for tensor in (w, x):
+        tensor.untyped_storage().resize_(0)
+        with pytest.raises(ArgumentError, match="whose memory has been freed"):
+            fused(x, w)

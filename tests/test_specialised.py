@@ -1257,3 +1257,29 @@ def test_how_a_value_lies_is_told_by_the_call(device):
     x = torch.randn(2, 3, 4, 5, device=device)
     for z in (x, x.transpose(0, 1), x.contiguous(memory_format=torch.channels_last), x):
         torch.testing.assert_close(fused(z), function(z))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.chunk(2, 0)[1].exp(),
+        lambda x: [part.exp() for part in (x * 2).chunk(4, -1)],
+        lambda x: [part.exp() for part in x.tensor_split(4, -1)],
+        lambda x: x.chunk(2, dim=0)[0].flip(-1).sin(),
+        lambda x: torch.hstack([x.exp(), x * x.size(0)]),
+        lambda x: torch.stack([part.exp() for part in x.unbind(0)][:1], -1),
+        lambda x: torch.cat([part.exp() for part in x.unbind(0)][:1], -1),
+        lambda x: x.exp().ravel() * x.numel(),
+    ],
+)
+def test_parts_that_are_no_equal_ones_and_few_values_are_torchs(function, device):
+    fused = fusegen.compile(function)
+    for shape in [(4, 8), (5, 7), (3, 10)]:
+        x = torch.randn(shape, device=device)
+        torch.testing.assert_close(fused(x), function(x))
+
+
+def test_values_with_one_axis_are_put_along_that(device):
+    x, y = torch.randn(2, 5, device=device)
+    fused = fusegen.compile(lambda x, y: torch.hstack([x.exp(), y * 2]))
+    torch.testing.assert_close(fused(x, y), torch.hstack([x.exp(), y * 2]))

@@ -50,7 +50,9 @@ def to(
     numbers = primitive("where", x, 1, 0) if x.kind == "truth" else x
     if "int" not in dtype:
         return primitive(f"to_{dtype}", numbers)
-    whole = numbers if numbers.kind == "whole" else primitive("to_int64", numbers)
+    if numbers.kind == "whole" and f"wrap_{dtype}" in WRAPS:
+        return primitive(f"wrap_{dtype}", numbers)
+    whole = primitive("to_int64", numbers)
     return primitive(f"wrap_{dtype}", whole) if f"wrap_{dtype}" in WRAPS else whole
 
 

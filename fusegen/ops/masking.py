@@ -19,7 +19,12 @@ def _filled(x: Any, mask: Any, value: Any) -> Any:
 
 @op(reference=_filled, samples=[(0.75,), (-math.inf,), ()], ulp=0, equal="torch.masked_fill")
 def masked_fill(x: Expr, mask: Mask, value: Expr | float) -> Expr:
-    """x, but value where mask, a bool tensor, is true."""
+    """x, but value where mask, a bool tensor, is true; a number in x's type, as torch takes it."""
+    if x.kind == "truth" and not isinstance(value, Expr):
+        apart = primitive("logical_not", mask)
+        return primitive("logical_or", x, mask) if value else primitive("logical_and", x, apart)
+    if x.kind == "whole" and not isinstance(value, Expr):
+        value = float(math.trunc(value))
     return primitive("where", mask, value, x)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from fusegen.errors import ChainError
 from fusegen.ir import (
     Expr,
     const,
@@ -32,6 +33,13 @@ def axes_of(x: Expr, dim: Dim) -> tuple[int, ...]:
     return tuple(x.axes[d] for d in ((dim,) if isinstance(dim, int) else dim))
 
 
+def _axis_of(name: str, x: Expr, dim: int) -> tuple[int, ...]:
+    """The axis of which the places are asked for."""
+    if x.rank == 0:
+        raise ChainError(f"{name}: got a value without axes, which has no places")
+    return axes_of(x, dim)
+
+
 def _torch(name: str, *, all_of: bool = False) -> Callable[..., Any]:
     """torch's function of this name; all_of says all axes where dim is None, which it refuses."""
 
@@ -45,7 +53,10 @@ def _torch(name: str, *, all_of: bool = False) -> Callable[..., Any]:
 @op(reference=_torch("sum"), samples=_DIMS, shaping="reduce", equal="torch.sum")
 def sum(x: Expr, dim: Dim = None, keepdim: bool = False) -> Expr:
     """The sum along dim, all axes where it is left out."""
-    return reduce_sum(x, axes_of(x, dim))
+    axes = axes_of(x, dim)
+    if axes or x.kind not in ("truth", "whole"):
+        return reduce_sum(x, axes)
+    return primitive("to_int64", primitive("where", x, 1.0, 0.0) if x.kind == "truth" else x)
 
 
 @op(reference=_torch("mean"), samples=_DIMS, shaping="reduce", equal="torch.mean")
@@ -117,13 +128,13 @@ def argmax(x: Expr, dim: int, keepdim: bool = False) -> Expr:
 
     It is the last step of a chain, or given, as whole numbers are no values of one.
     """
-    return reduce("argmax", axes_of(x, dim), x)
+    return reduce("argmax", _axis_of("argmax", x, dim), x)
 
 
 @op(reference="torch.argmin", samples=[(1,), (-1, True)], shaping="reduce")
 def argmin(x: Expr, dim: int, keepdim: bool = False) -> Expr:
     """Where along dim the smallest value stands, as int64; the first of equal ones, NaN wins."""
-    return reduce("argmax", axes_of(x, dim), -x)
+    return reduce("argmax", _axis_of("argmin", x, dim), -x)
 
 
 @op(reference=_torch("amax", all_of=True), samples=_DIMS, shaping="reduce", equal="torch.amax")
