@@ -13,7 +13,7 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import lookup
 from fusegen.ops.schema import show_value
-from fusegen.shaping import part_of
+from fusegen.shaping import part_of, selected
 from fusegen.sizes import SizeOf, what_asks, with_numbers
 from fusegen.standing import given_out
 from fusegen.unsaid import PARTS, NotKnownYet, current_call, tells_at_once, told_of
@@ -25,7 +25,7 @@ def chunk(x: Expr, chunks: int, dim: int = 0) -> tuple[Expr, ...]:
         raise ChainError(f"x.chunk: got {show_value(chunks)}, wanted how many parts, an integer")
     call = current_call()
     if call is not None and tells_at_once() and (size := call.of(x).shape[dim]) % chunks:
-        return _parted_unevenly(x, as_long(size, -(-size // chunks)), dim)
+        return _parted_unevenly(x, _lengths(size, -(-size // chunks)), dim)
     return parted(x, dim, (chunks, -1))
 
 
@@ -39,7 +39,7 @@ def tensor_split(x: Expr, sections: int, dim: int = 0) -> tuple[Expr, ...]:
     return chunk(x, sections, dim)
 
 
-def as_long(size: int, each: int) -> list[int]:
+def _lengths(size: int, each: int) -> list[int]:
     """The lengths of parts of an axis that are as long as told, but for a shorter last one."""
     return [min(each, size - start) for start in range(0, size, each)]
 
@@ -48,7 +48,7 @@ def parted(x: Expr, dim: int, sizes: tuple[int, int]) -> tuple[Expr, ...]:
     """The parts of an axis: how many, and how long each is."""
     apart = lookup("unflatten")(x, dim, sizes)
     axis = dim - 1 if dim < 0 else dim
-    return tuple(lookup("select")(apart, axis, i) for i in range(sizes[0]))
+    return tuple(selected(apart, axis, i) for i in range(sizes[0]))
 
 
 def unbound(x: Expr, dim: int = 0) -> tuple[Expr, ...]:
@@ -56,7 +56,7 @@ def unbound(x: Expr, dim: int = 0) -> tuple[Expr, ...]:
     count = _places_along(x, dim)
     if count is None:
         count = told_of(x, f"x.unbind: {PARTS}").shape[dim]
-    return tuple(lookup("select")(x, dim, i) for i in range(count))
+    return tuple(selected(x, dim, i) for i in range(count))
 
 
 class _Parts:
@@ -82,7 +82,7 @@ class _Parts:
 
         def part() -> Expr:
             apart = lookup("unflatten")(self.x, self.dim, (-1, self.size))
-            return lookup("select")(apart, dim, place)
+            return selected(apart, dim, place)
 
         return given_out("__getitem__", (self.x, keys), part)
 

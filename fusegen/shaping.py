@@ -11,7 +11,7 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import Op, lookup
 from fusegen.sizes import Leading, SizeOf, Untold, with_numbers
-from fusegen.unsaid import NotKnownYet, current_call
+from fusegen.unsaid import NotKnownYet, current_call, tells_all
 
 _OF_ANOTHER = (
     "x.view: got the sizes of another value than the one that is seen in another shape; ask that "
@@ -204,7 +204,7 @@ def part_of(x: Expr, axis: int, key: slice) -> Expr:
     start, stop, step = key.start, key.stop, key.step
     if isinstance(step, int) and step > 1 and stop is None and start in (None, *range(step)):
         apart = lookup("unflatten")(x, axis, (-1, step))
-        return lookup("select")(apart, axis + 1 if axis >= 0 else -1, start or 0)
+        return selected(apart, axis + 1 if axis >= 0 else -1, start or 0)
     if step in (None, 1):
         is_cut = any(isinstance(k, SizeOf) for k in (start, stop)) and all(
             isinstance(k, SizeOf | None) or k == 0 for k in (start, stop)
@@ -271,9 +271,21 @@ def _fraction_of(x: Expr, axis: int, start: Any, stop: Any) -> Expr | None:
     return _block_of(x, axis, (int(1 / width), -1), int(begin / width))
 
 
+def selected(x: Expr, axis: int, place: int) -> Expr:
+    """What stands at one place along an axis; of conditions, of which no step has one, as the call
+    takes it of the result of a chain.
+    """
+    call = current_call()
+    if call is not None and tells_all() and str(call.of(x).dtype) == "torch.bool":
+        view = call.view(x, "select", axis, place, is_last_resort=True)
+        assert view is not None
+        return view
+    return lookup("select")(x, axis, place)
+
+
 def _block_of(x: Expr, axis: int, sizes: tuple[int, int], place: int) -> Expr:
     apart = lookup("unflatten")(x, axis, sizes)
-    return lookup("select")(apart, axis if axis >= 0 else axis - 1, place)
+    return selected(apart, axis if axis >= 0 else axis - 1, place)
 
 
 def as_numbers(index: Any) -> Any:

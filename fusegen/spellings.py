@@ -313,6 +313,22 @@ def _summed(x: Expr, *args: Any, dtype: Any = None, **kwargs: Any) -> Expr:
     return cast(found, dtype) if is_narrow else found
 
 
+def _place(name: str) -> Callable[..., Expr]:
+    """Where the largest or the smallest stands, among all where no axis is told."""
+
+    def found(x: Expr, dim: int | None = None, keepdim: bool = False) -> Expr:
+        if dim is None and not keepdim:
+            x, dim = lookup("flatten")(x), 0
+        return lookup(name)(x, dim, keepdim)
+
+    return found
+
+
+def _masked(x: Expr, mask: Expr, value: Any) -> Expr:
+    """masked_fill, of which the value may be a condition's."""
+    return lookup("masked_fill")(x, mask, int(value) if isinstance(value, bool) else value)
+
+
 # What is told sizes, and works on them whatever they are.
 OF_SIZES = ("reshape", "view", "split", "narrow", "expand")
 SPELLED: Mapping[str, Callable[..., Any]] = {
@@ -354,6 +370,8 @@ SPELLED: Mapping[str, Callable[..., Any]] = {
     "hstack": joined("hstack"),
     "stack": joined("stack"),
     "sum": _summed,
+    **{name: _place(name) for name in ("argmax", "argmin")},
+    "masked_fill": _masked,
     "ravel": lambda x: lookup("flatten")(x),
     **dict.fromkeys(("view_as", "reshape_as"), lambda x, other: _reshaped(x, shape_of(other))),
     **ASKED,

@@ -22,7 +22,7 @@ from fusegen.meeting import apart, beside, conditions_beside_integers
 from fusegen.moving import looked_up, moved
 from fusegen.ops import ALIASES, OPS, lookup, nearest
 from fusegen.refused import refuse_parts, refuse_products, refuse_truth
-from fusegen.shaping import as_numbers, is_part, part_of
+from fusegen.shaping import as_numbers, is_part, part_of, selected
 from fusegen.sizes import says_last, shape_of, with_numbers
 from fusegen.spellings import OF_SIZES, SPELLED, cast
 from fusegen.standing import current, given_out, is_assigned, is_given, known, note
@@ -177,7 +177,7 @@ def _item(x: Expr, key: object, axis: int) -> tuple[Expr, bool]:
     if isinstance(key, slice) and key.start is key.stop is key.step is None:
         return x, True
     if isinstance(key, int) and not isinstance(key, bool):
-        return lookup("select")(x, axis, key), False
+        return selected(x, axis, key), False
     if isinstance(key, slice):
         return part_of(x, axis, key), True
     raise ChainError(f"x[{key!r}]: an index is an integer, None, ... or a slice of equal parts")

@@ -14,7 +14,8 @@ from fusegen.ops import ALIASES, OPS
 # Where builds for a CPU are not optimised: what these test is which values and gradients the text
 # stands for, and gcc takes longer to optimise it than everything else together. What optimised
 # builds compute is seen by the others: every chain that people write in fp32, every operation in
-# all types but fp16, reductions short and long, and chains at random. Single tests have a mark.
+# fp32 and bf16, reductions short and long, and half of the chains at random, which are in fp64.
+# Single tests have a mark.
 UNOPTIMISED = (
     *("test_anew", "test_assigning", "test_autocast", "test_broadcasting", "test_bundles"),
     *("test_casts", "test_composed", "test_dropout", "test_gaps", "test_giving", "test_gradients"),

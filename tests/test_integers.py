@@ -202,8 +202,12 @@ ALONE = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("whole", INTEGERS)
+# How integers are read is the same whatever they meet.
+MET = [(torch.float32, whole) for whole in INTEGERS]
+MET += [(dtype, w) for dtype in (torch.bfloat16, torch.float64) for w in ("uint8", "int64")]
+
+
+@pytest.mark.parametrize(("dtype", "whole"), MET, ids=str)
 @pytest.mark.parametrize("name", ALONE)
 def test_what_is_computed_of_integers_alone_is_eagers(name, whole, dtype, device):
     function, kind = ALONE[name], getattr(torch, whole)

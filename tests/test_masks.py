@@ -215,3 +215,28 @@ def test_a_function_may_take_a_mask():
     assert masked == fusegen.chain("gelu | masked_fill(mask, 0.5)")
     assert "const bool* " in fusegen.compile(masked).source("cpp", grad=True)
     assert "const bool* " in fusegen.compile(masked).source("cuda", grad=True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, m: (~m)[:, 0].sum(),
+        lambda x, m: m[:, 0],
+        lambda x, m: (x > 0).chunk(2, -1)[0] & (x > 0).chunk(2, -1)[1],
+        lambda x, m: torch.where((x > 0)[:, :2], x[:, :2], x[:, 2:]),
+        lambda x, m: x * (m[..., 0:1] | m[..., 1:2]),
+        lambda x, m: (x > 0)[..., ::2].sum(-1),
+        lambda x, m: x.masked_fill((x > 0)[0], 0.0),
+        lambda x, m: torch.stack([part.float() for part in (x > 0).unbind(0)]),
+        lambda x, m: m.masked_fill(~m, True),
+        lambda x, m: torch.masked_fill(x, m, False),
+        lambda x, m: x.exp().argmax(),
+        lambda x, m: torch.argmin(x * x.size(0)),
+    ],
+)
+def test_parts_of_conditions_and_places_among_all_are_torchs(function, device):
+    x = torch.randn(3, 4, device=device)
+    m = torch.rand(3, 4, device=device) > 0.5
+    found, expected = fusegen.compile(function)(x, m), function(x, m)
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)

@@ -74,8 +74,8 @@ CASES = [
     pytest.param(
         *(name, example, DTYPES[dtype]),
         id=f"{example.text}-{dtype}",
-        # fp16 is read and written as bf16 is.
-        marks=[pytest.mark.unoptimised] * (dtype == "fp16" or i > 0),
+        # fp16 is read and written as bf16 is; what is optimised of fp64 chains at random show.
+        marks=[pytest.mark.unoptimised] * (dtype in ("fp16", "fp64") or i > 0),
     )
     for name, i, example in EXAMPLES
     for dtype in DTYPES

@@ -232,7 +232,6 @@ def test_parameters_that_are_not_used_may_be_there():
             r"x\[condition\]: how many",
         ),
         (lambda x: x.cumsum(0), [torch.ones(3)], "x.cumsum: no step does it"),
-        (lambda x: torch.cat([x], 0), [torch.ones(3)], "got 1 values, wanted from two expr"),
         (lambda x: (x, b"3"), [torch.ones(3)], "must return an expression, got a bytes"),
         (
             lambda x: x[1:],
