@@ -29,7 +29,7 @@ def replacing(
     tracing, call = current(), current_call()
     if tracing is None:
         return compute()
-    x = tracing.overwriting.now(x)
+    x = tracing.overwriting.named(tracing.overwriting.now(x))
     _refuse_history(tracing, x, where)
 
     def computed() -> Expr:

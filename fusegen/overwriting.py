@@ -110,6 +110,13 @@ class Overwriting:
             value = self._after[value]
         return value
 
+    def named(self, value: Expr) -> Expr:
+        """The value that the function has, where this is it without its gradient, as values are
+        known under torch.no_grad().
+        """
+        own = value.args[0] if value.op == "detach" else value
+        return own if own in self._given and value not in self._given else value
+
     def is_past(self, value: Expr) -> bool:
         """Whether another value goes by this one's name."""
         return self.now(value) is not value

@@ -554,3 +554,43 @@ def test_that_what_is_given_is_left_as_it_is_is_told():
     x, b = torch.zeros(2), torch.ones(2)
     torch.testing.assert_close(fused(x, b), torch.sigmoid(b))
     assert torch.equal(x, torch.zeros(2))
+
+
+def scaled_without_gradient(x):
+    with torch.no_grad():
+        scale = x.abs().amax(-1, keepdim=True)
+        scale.clamp_(min=0.1)
+        scale.div_(127.0)
+        q = (x / scale).round_()
+        q.mul_(scale)
+    return x + (q - x).detach()
+
+
+def changed_twice_without_gradient(x):
+    with torch.no_grad():
+        s = x.abs()
+        s += 1
+        s.mul_(2)
+        s[:, 0] = 0
+        s.clamp_(max=3)
+    return s * x
+
+
+@pytest.mark.parametrize("function", [scaled_without_gradient, changed_twice_without_gradient])
+def test_what_is_computed_without_gradient_is_changed_in_place(function, device):
+    x = torch.randn(3, 5, device=device, requires_grad=True)
+    found, expected = fusegen.compile(function)(x), function(x)
+    torch.testing.assert_close(found, expected)
+    for a, b in zip(*(torch.autograd.grad(y.sum(), x) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_what_has_a_gradient_is_not_changed_without():
+    def function(x):
+        y = x.exp()
+        with torch.no_grad():
+            y.mul_(2)
+        return y
+
+    with pytest.raises(ChainError, match=r"x\.mul_: under torch\.no_grad\(\) it changes a value"):
+        fusegen.compile(function)(torch.ones(3))
