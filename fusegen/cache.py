@@ -246,7 +246,7 @@ def list_entries() -> list[Published]:
     pattern = "[0-9a-f]" * CHAIN_HASH_DIGITS + f"/*/{MANIFEST_NAME}"
     entries = []
     for path in cache_root().glob(pattern):
-        manifest = _read_manifest(path.parent)
+        manifest = read_manifest(path.parent)
         if manifest is not None:
             entries.append(Published(path.parent, manifest))
     return sorted(entries, key=lambda entry: (entry.manifest.date, entry.directory))
@@ -273,7 +273,7 @@ def clear() -> int:
 def _look_up(root: Path, entry: Entry, load: Callable[[Path], Loaded]) -> Loaded | None:
     """The published module, or None where there is none or it is damaged."""
     directory = entry.directory(root)
-    manifest = _read_manifest(directory)
+    manifest = read_manifest(directory)
     if manifest is None:
         return None
     try:
@@ -309,7 +309,7 @@ def _build(
         try:
             os.replace(attempt, final)
         except OSError:  # where locks do not hold (some network file systems): another was first
-            if _read_manifest(final) is None:
+            if read_manifest(final) is None:
                 raise
     except BuildError as error:
         kept = _set_aside(attempt, root / "failed")
@@ -353,7 +353,8 @@ def _private_directory() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="fusegen-")
 
 
-def _read_manifest(directory: Path) -> Manifest | None:
+def read_manifest(directory: Path) -> Manifest | None:
+    """What is recorded of the build in a directory; None where there is none."""
     try:
         return Manifest(**json.loads((directory / MANIFEST_NAME).read_bytes()))
     except (OSError, ValueError, TypeError):

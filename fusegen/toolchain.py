@@ -31,7 +31,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from fusegen import cache, registers
+from fusegen import cache, prebuilt, registers
 from fusegen.errors import BuildError
 from fusegen.locking import open_lock
 
@@ -129,9 +129,9 @@ def load(source: Source, arch: str | None = None) -> ModuleType:
     Raises BuildError and CacheError as `cache.load_or_build` does.
     """
     facts = fingerprint(source.target, arch)
-    texts = (source.text, source.binding, BINDING.read_text())
-    key = cache.build_key(source.module_name, *texts, *BINDING_FLAGS, *facts, *facts.values())
-    entry = cache.Entry(source.chain_text, source.chain_hash, source.target, key, facts)
+    texts = (source.module_name, source.text, source.binding, BINDING.read_text(), *BINDING_FLAGS)
+    about = (source.chain_text, source.chain_hash, source.target)
+    entry = prebuilt.entry_of(about, texts, facts)
     return cache.load_or_build(
         entry, partial(build, source, arch), partial(import_module, source.module_name)
     )
@@ -316,7 +316,7 @@ def compiler_version(path: str | None) -> str:
     behind it, so a wrapper is asked in every process.
     """
     if path is None:
-        return "missing"
+        return prebuilt.MISSING
     state = os.stat(path)
     return _ask_version(path, state.st_mtime_ns, state.st_size)
 

@@ -128,6 +128,7 @@ ORDER = (
     "severalviews",
     "noise",
     "cache",
+    "prebuilt",
     "codegen",
     "emission",
     "traffic",

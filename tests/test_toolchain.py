@@ -182,6 +182,19 @@ def test_a_missing_nvcc_is_reported_with_what_to_install(monkeypatch):
         toolchain.load(CUDA, "sm_90")
 
 
+def test_where_the_compiler_is_missing_what_was_built_with_one_serves(tmp_path, monkeypatch):
+    built = Path(toolchain.load(cpp("5 * x")).__file__)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    again = toolchain.load(cpp("5 * x"))
+    assert (Path(again.__file__), again.call(3)) == (built, 15)
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler"):
+        toolchain.load(cpp("7 * x"))  # another text
+    with monkeypatch.context() as patch:
+        patch.setattr(toolchain, "cpu_features", lambda: "another processor")
+        with pytest.raises(BuildError, match=r"no C\+\+ compiler"):
+            toolchain.load(cpp("5 * x"))
+
+
 def test_no_build_wins_over_a_missing_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("FUSEGEN_NO_BUILD", "1")
