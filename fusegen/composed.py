@@ -70,6 +70,37 @@ def _of_labels(
     return _of_all(lookup("mean")(loss, -1), reduction)
 
 
+def _cross_entropy(x: Expr, target: Expr, *args: Any, **kwargs: Any) -> Expr:
+    """By labels an operation; by probabilities of the classes, where the call says they are."""
+    call = current_call()
+    if call is None or not isinstance(target, Expr) or not call.of(target).dtype.is_floating_point:
+        return lookup("cross_entropy")(x, target, *args, **kwargs)
+    return _by_probabilities(x, target, call.of(x).shape, *args, **kwargs)
+
+
+def _by_probabilities(
+    x: Expr,
+    target: Expr,
+    shape: tuple[int, ...],
+    weight: Expr | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Expr:
+    """Averaged over samples and positions, whatever their weights."""
+    if ignore_index != -100:
+        raise ChainError("torch's cross_entropy: ignore_index is for labels, not for probabilities")
+    classes = min(len(shape) - 1, 1)
+    if label_smoothing:
+        target = target * (1.0 - label_smoothing) + label_smoothing / shape[classes]
+    if weight is not None:
+        for _ in shape[classes + 1 :]:
+            weight = lookup("unsqueeze")(weight, -1)
+        target = target * weight
+    loss = -lookup("sum")(lookup("log_softmax")(x, classes) * target, classes)
+    return _of_all(loss, reduction)
+
+
 def _without_nan(name: str) -> Callable[..., Expr]:
     """The sum, or the mean, of what is a number."""
 
@@ -146,6 +177,7 @@ COMPOSED: Mapping[str, Callable[..., Any]] = {
     "triplet_margin_loss": _triplet,
     "cosine_embedding_loss": _by_cosine,
     "multilabel_soft_margin_loss": _of_labels,
+    "cross_entropy": _cross_entropy,
     "nansum": _without_nan("sum"),
     "nanmean": _without_nan("mean"),
     "count_nonzero": _count,

@@ -428,3 +428,28 @@ def test_a_place_that_there_is_not_gives_no_number(device):
     t = torch.tensor([0, 7, -1, 6], device=device)
     found = fusegen.compile("gather(-1, t)")(torch.ones(4, 7, device=device), t)
     assert found.isnan().flatten().tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (2, 5, 3, 4), (5,)], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"reduction": "none"}, {"reduction": "sum", "label_smoothing": 0.1}], ids=str
+)
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_a_function_may_be_given_probabilities_of_the_classes(shape, options, is_weighted, device):
+    def function(x, target, weight):
+        return F.cross_entropy(x * 2, target, weight if is_weighted else None, **options)
+
+    axis = min(len(shape) - 1, 1)
+    x, other = torch.randn(2, *shape, device=device)
+    tensors = [x, other.softmax(axis), torch.rand(shape[axis], device=device)]
+    tensors = [t.requires_grad_() for t in tensors]
+    fused = fusegen.compile(function)
+    labels = torch.randint(shape[axis], shape[:axis] + shape[axis + 1 :], device=device)
+    for target in (tensors[1], labels)[: len(shape)]:  # labels want an axis 1 for their weights
+        given = (x, target, tensors[2] if target is not labels else tensors[2].detach())
+        found, expected = fused(*given), function(*given)
+        torch.testing.assert_close(found, expected)
+        wanted = [t for t in given if t.requires_grad]
+        pairs = (torch.autograd.grad(y.sum(), wanted, allow_unused=True) for y in (found, expected))
+        for a, b in zip(*pairs, strict=True):
+            torch.testing.assert_close(a, b)
