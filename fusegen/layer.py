@@ -66,7 +66,12 @@ class Layer(nn.Module):
         if isinstance(source, nn.Module) and not isinstance(getattr(source, "chain", None), Chain):
             self.module, self.training = source, source.training
             self._parts = tuple(source.modules())
-            self._settings = tuple((p, n) for p in self._parts for n in _SETTINGS if n in vars(p))
+            self._settings = tuple(
+                (part, name)
+                for part in self._parts
+                for name in _SETTINGS
+                if isinstance(vars(part).get(name, ""), int | float | None)
+            )
             self._lend()
             self._input = next(iter(inspect.signature(source.forward).parameters), "x")
             self._optionals = Optionals(source.forward)

@@ -12,22 +12,7 @@ from fusegen import registers, toolchain
 from fusegen.describe import Situation, sources
 
 GOLDEN = Path(__file__).parent / "golden"
-KERNEL = re.compile(r"^__global__.*?^}", re.MULTILINE | re.DOTALL)
-
-
-def without_repeated(texts: Mapping[str, str]) -> list[str]:
-    """The names of sources, but for those whose kernels all stand in another one as well, as many
-    do of a forward in that with its gradient.
-    """
-    kernels = {name: {*KERNEL.findall(text)} for name, text in texts.items()}
-    found: list[str] = []
-    for name in sorted(texts, key=lambda name: (-len(kernels[name]), name)):
-        if not any(kernels[name] <= kernels[other] for other in found):
-            found.append(name)
-    return sorted(found)
-
-
-SOURCES = without_repeated({path.name: path.read_text("utf-8") for path in GOLDEN.glob("*.cu")})
+SOURCES = sorted(path.name for path in GOLDEN.glob("*.cu"))
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 # Sources that nvcc compiles as one: alone, each would have CUDA's headers read for each of these.
 _TOGETHER = 8
