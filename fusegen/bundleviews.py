@@ -13,6 +13,7 @@ from fusegen.indexing import Read
 from fusegen.mergeviews import MERGED, MergingView
 from fusegen.reductionviews import ReductionView
 from fusegen.statements import ElementFunction
+from fusegen.target import ITEM_BYTES
 
 _MOST_KEPT = 32  # registers of a thread, for what every bundle reads
 # Blocks of 256 threads of a multiprocessor, by the registers of what a thread holds: with more
@@ -104,11 +105,14 @@ class BundleView(MergingView):
         """How many blocks a multiprocessor must have room for."""
         held = [leaf.extent for pairs in self.kernel.held for leaf, _ in pairs]
         found = [self.over_of(extent) for extent in held]
-        found += [self.over_of_tensor(r) for r in self._loaded]
+        found += [self.over_of_tensor(r) for r in self._loaded if r not in self.late_reads]
         found += [over for s in self.sums for over in 2 * [self.sum_over(s)]]
         for r in (r for s in self.stages for r in s.reductions):
             found += [self.result_of(r)] * _NUMBERS.get(r.kind, 1)
         registers = sum(map(self._count, found)) * (1 if self._words == 1 else _OF_DOUBLE)
+        # Of what is read late, two packs are on their way.
+        late = [ITEM_BYTES[r.buffer.dtype] for r in self.late_reads]
+        registers += sum(late) * 2 * self.rows * self.lanes // 4
         return next(blocks for most, blocks in _BLOCKS if registers <= most)
 
     def _count(self, over: Over) -> int:
@@ -140,10 +144,22 @@ class BundleView(MergingView):
 
     # Tensors.
 
+    @cached_property
+    def late_reads(self) -> list[Read]:
+        """What is read where it is pooled, pack by pack, as no stage but that asks for it."""
+        found = [r for r in self._loaded if self.over_of_tensor(r).by_row]
+        uses = [sum(s.function.reads(r.name) for s in self.stages) for r in found]
+        return found if all(n == 1 for n in uses) else []
+
+    def late_in(self, sweep: Sweep) -> list[Read]:
+        """Those that a stage pools."""
+        return [r for r in self.late_reads if sweep.stage.function.reads(r.name)]
+
     @property
     def fetched(self) -> list[Read]:
-        """What is read bundle by bundle, whole rows first."""
-        found = [r for r in self._loaded if r not in self.kept_reads]
+        """What is read bundle by bundle before anything is computed, whole rows first."""
+        apart = self.kept_reads + self.late_reads
+        found = [r for r in self._loaded if r not in apart]
         return sorted(found, key=lambda r: -len(self.over_of_tensor(r).dims))
 
     @cached_property
@@ -203,6 +219,12 @@ class BundleView(MergingView):
     def words(self, over: Over) -> list[str]:
         """Lines for the indices that offsets are made of, beside those of the bundle."""
         return [f"const int {word} = {text};" for word, text in self.row_words if over.by_row]
+
+    @property
+    def late_words(self) -> list[str]:
+        """Those of what is read late, which is there for any thread."""
+        over = self.over_of_tensor(self.late_reads[0])
+        return [line.replace("= i;", "= min(i, length - 1);") for line in self.words(over)]
 
     def places(self, sweep: Sweep) -> list[str]:
         """Lines that say where an element is, as far as a stage asks."""
@@ -331,7 +353,8 @@ class BundleView(MergingView):
 
     def _read_text(self, read: Read, over: Over) -> str:
         mine = self.over_of_tensor(read)
-        pack = f"{read.name}_in{replace(mine, lane='').at(over)}"
+        by_pack = mine.by_pack and read not in self.late_reads
+        pack = f"{read.name}_in{replace(mine, by_pack=by_pack, lane='').at(over)}"
         lane = replace(mine, by_row=False, by_pack=False).at(over)[1:-1]
         return f"widen({pack}, {lane})" if lane else f"widen({pack})"
 

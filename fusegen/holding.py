@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from fusegen import ir
 from fusegen.bound import Bound
-from fusegen.bundling import bundle
+from fusegen.bundling import bundle, reduces_along
 from fusegen.dealing import deal_of, dealt_order, goes_by_rows, with_room
 from fusegen.downcolumns import has_whole_columns
 from fusegen.emission import make_entry
@@ -124,7 +124,8 @@ def _signature(
     if bound.windows:
         found = _bundled(programs, dtypes, bound, order)
         if found is not None:
-            return replace(plain, rows=_of_all(programs, found))
+            mine = [p for p in programs if any(map(reduces_along, ir.topological(p.graph.roots)))]
+            return replace(plain, rows=_of_all(mine, found))
         none = frozenset[int]()
         strips = [p.name for p in programs if in_short_runs(p, none, bound, order, dtypes)]
         return replace(plain, strips=tuple(strips))
@@ -293,6 +294,9 @@ def _bundled(
     axes = frozenset({found.axis})
     domain = bound.x.extent.union(a for a, _ in bound.windows)
     widest = max(widest_of(p, axes | {found.side}, dtypes) for p in programs)
+    if found.is_pooled_first:  # what windows have one of is not as wide as what they pool
+        within = frozenset(-a for a, _ in bound.windows)
+        widest = max(-(-widest // found.inner), *(widest_of(p, within, dtypes) for p in programs))
     words = max(words_of(p, axes, dtypes) for p in programs)
     # A derivative's tensors may be narrower than those by which the segment was chosen.
     tier = found.tier(widest, words) or found.tier(_FLOAT_BYTES, words)

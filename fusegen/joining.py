@@ -6,10 +6,11 @@ in the next one, without a tensor of x's size between them. Where windows lie si
 their axes, what is reduced over those axes is reduced over the windows and what is within them;
 where they overlap or leave something out, over elements, each once. Whether that can be done is a
 matter of shapes. A norm along one axis, with windows across others, is pooled row by row where
-rows and windows are such that a bundle of them is held on the chip. Sums of what is pooled are
-added up window by window, where nothing else is computed of that. Axes are followed through views
-where what each joins or parts ends where an axis or a part of one does, so that what was there
-before may meet what is behind. Else the chain is cut there.
+rows and windows are such that a bundle of them is held on the chip; and so is what is reduced along
+one axis behind such windows. Sums of what is pooled are added up window by window, where nothing
+else is computed of that. Axes are followed through views where what each joins or parts ends where
+an axis or a part of one does, so that what was there before may meet what is behind. Else the chain
+is cut there.
 """
 
 from __future__ import annotations
@@ -39,15 +40,25 @@ def ways(chain: Chain) -> tuple[Way, ...]:
     """
     may_part = (True, False) if any(s.is_view for s in chain.steps) else (False,)
     may_be_aside = (True, False) if any(s.taken_up for s in chain.steps) else (False,)
-    flags = itertools.product(may_be_aside, may_part, (True, False), (True, False))
+    may_reduce = (True, False) if _reduces_what_it_pools(chain) else (False,)
+    either = (True, False)
     found: dict[Way, None] = {}
-    for aside, parts, joins, sums in flags:
+    for flags in itertools.product(may_be_aside, may_part, either, may_reduce, either):
+        aside, parts, joins, rows, sums = flags
+        may = {"parts": parts, "joins": joins, "rows": rows, "sums": sums, "aside": aside}
         try:
-            found[segments(chain, parts=parts, joins=joins, sums=sums, aside=aside)] = None
+            found[segments(chain, **may)] = None
         except UnsupportedError:
             if not found:
                 raise
     return tuple(found)
+
+
+def _reduces_what_it_pools(chain: Chain) -> bool:
+    """Whether a step reduces behind one that pools."""
+    are_pooling = [bool(s.definition and s.definition.window_axes) for s in chain.steps]
+    reducing = [s.reduces and not pools for s, pools in zip(chain.steps, are_pooling, strict=True)]
+    return any(reducing[are_pooling.index(True) :]) if any(are_pooling) else False
 
 
 def with_anew(chain: Chain, found: Sequence[Way]) -> tuple[Way, ...]:
@@ -125,15 +136,17 @@ def _is_allowed(bound: Bound, widest: int, order: Sequence[int], target: str) ->
         return True
     rows = bundle(bound, order) if TARGETS[target].holds_rows else None
     size = max(widest, ITEM_BYTES.get(bound.dtype, 0))
-    is_bundled = rows is not None and rows.tier(size, 1) is not None
+    tier = None if rows is None else rows.tier(size, 1)
     graph = lower(bound).graph
     behind = [n for n in ir.topological(graph.roots) if _is_behind(n)]
     if not behind:
-        return is_bundled or _is_apt(graph, bound, TARGETS[target].joins_from)
-    if is_bundled or any(isinstance(w, Slide) for _, w in bound.windows):
+        return tier is not None or _is_apt(graph, bound, TARGETS[target].joins_from)
+    if any(isinstance(w, Slide) for _, w in bound.windows):
         return False  # no kernel of those adds windows up along an axis
-    is_added = _is_added_up(graph, behind, order)
-    return is_added and _is_apt(graph, bound, TARGETS[target].joins_from)
+    is_pooled_first = rows is not None and rows.is_pooled_first
+    if _is_added_up(graph, behind, order) and (tier is None or is_pooled_first):
+        return _is_apt(graph, bound, TARGETS[target].joins_from)
+    return tier is not None and is_pooled_first
 
 
 def _is_behind(node: Expr) -> bool:

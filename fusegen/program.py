@@ -153,22 +153,22 @@ def _with_winners(plain: Program) -> Program | None:
         return None
     if any(pick.args[0].op != "input" for pick in picks):
         picks = ()  # statistics differ within windows, and their gradient reads all of x
-    rank = index.rank
+    rank, (_, index_axes) = index.rank, ir.reduction(index)
     index_leaf = ir.tensor(WINNER, index.extent, rank, "index")
     derived, outputs, saved = [*through], [], []
     for pick in picks:
         name = f"picked_{ir.name_of(pick.args[0])}"
         saved.append((pick, ir.tensor(name, pick.extent, rank, pick.kind)))
-        outputs.append((name, pick))
+        is_largest = pick.args[:1] == index.args  # itself, and not what it is computed of
+        outputs.append((name, ir.reduce("max", index_axes, *index.args) if is_largest else pick))
         derived.append(pick)
     over_leaf = ir.substitute(derived, {index: index_leaf})
     picked = over_leaf[len(through) :]
     saved = [(node, leaf) for node, (_, leaf) in zip(picked, saved, strict=True)]
     outputs.append((WINNER, index))
-    values = [*plain.values]
+    values = [*plain.values, *(v if v.kind == "number" else None for v in picked), None]
     for i, value in zip(plain.results, over_leaf, strict=False):
         values[i] = value
-    values += [*(v if v.kind == "number" else None for v in picked), None]
     return _saving(plain, outputs, tuple(values), ((index_leaf, index_leaf), *saved))
 
 

@@ -62,12 +62,14 @@ def segments(
     *,
     joins: bool = False,
     sums: bool = False,
+    rows: bool = False,
     parts: bool = False,
     aside: bool = False,
     anew: bool = False,
 ) -> tuple[Segment, ...]:
     """The chain in segments: one, where nothing demands more. With `joins`, what is reduced may be
-    pooled in its segment; with `sums`, what is pooled may be added up there; with `parts`, axes
+    pooled in its segment; with `sums`, what is pooled may be added up there, and with `rows`
+    reduced whichever way; with `parts`, axes
     are followed through all views; with `aside`, operands that a chain goes on with may
     change their shape beside a value that is kept. With `anew`, a tensor that is used again is so
     in another segment, where it may lie along other axes.
@@ -78,7 +80,7 @@ def segments(
         return (Segment(chain),)  # nothing else cuts a chain
     cuts: dict[int, str] = {}
     facts = [_facts(step) for step in steps]
-    may = {"joins": joins, "sums": sums, "parts": parts, "aside": aside, "anew": anew}
+    may = {"joins": joins, "sums": sums, "rows": rows, "parts": parts, "aside": aside, "anew": anew}
     while (cut := _next_cut(steps, facts, cuts, **may)) is not None:
         at, reason = cut
         takes_up = steps[at - 1].taken_up is not None  # what is taken up is what a part begins with
@@ -229,6 +231,7 @@ def _next_cut(
     *,
     joins: bool,
     sums: bool,
+    rows: bool,
     parts: bool,
     aside: bool,
     anew: bool,
@@ -275,7 +278,7 @@ def _next_cut(
             reason = f"{step.text} takes its windows over the result of {steps[before].text}"
         elif fact.times > (_MOST_TIMES_DEAR if is_dear else _MOST_TIMES):
             reason = f"{step.text} reads each element {fact.times:g} times, too often to compute it"
-        elif pool is not None and fact.is_reducing and not (sums and fact.is_summing):
+        elif pool is not None and fact.is_reducing and not (rows or (sums and fact.is_summing)):
             reason = f"{step.text} reduces the result of {steps[pool].text}"
         reason = reason or views.hinders(i, is_begun=is_begun, is_pooled=pool is not None)
         if reason and is_begun:

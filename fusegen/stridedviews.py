@@ -18,7 +18,7 @@ class StridedBundleView(BundleView):
     """
 
     is_strided = True
-    most_beside = 16  # threads beside each other
+    most_beside = 32  # threads beside each other
 
     @property
     def side(self) -> int:

@@ -32,6 +32,11 @@ class WindowView(KernelView):
     """
 
     @property
+    def varying(self) -> tuple[int, ...]:
+        """The groups within windows: what an element does not differ in is found once for each."""
+        return self.reduced if self.target.is_flat else ()
+
+    @property
     def inner_window(self) -> int | None:
         """The window group that splits the innermost group, where one does."""
         pooled = self.grouping.pooled

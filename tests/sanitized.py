@@ -73,6 +73,9 @@ FAMILIES = [
     ("relu | mean((2, 3))", (9, 5, 7, 7), []),
     ("group_norm(2, weight, bias) | silu", (5, 64, 8, 8), [(64,), (64,)]),
     ("relu | max_pool2d(2) | mean((2, 3))", (2, 3, 120, 124), []),
+    # Rows of what windows leave.
+    ("max_pool3d(2) | logsumexp(1, keepdim=True) | relu", (3, 37, 4, 6, 8), []),
+    ("relu | avg_pool2d(2) | layernorm(weight, bias, axis=1)", (3, 70, 6, 16), [(70,), (70,)]),
     # An affine map left to the sums; and of stretches that are whole packs long, before a norm.
     ("layernorm(weight, bias) | mean(1)", (5, 37, 768), [(768,), (768,)]),
     ("add(t) | group_norm(2, w, b) | silu", (3, 16, 8, 8), [(3, 16, 1, 1), (16,), (16,)]),

@@ -963,6 +963,17 @@ CASES = [
     ),
     ("softmax(1) | max_pool2d(2) | mul(s)", (2, 100, 6, 16), [()], {}, "bundle"),
     ("mul_channel(p) | softmax(1) | avg_pool2d((2, 1))", (2, 8, 6, 12), [(8,)], {}, "bundle"),
+    # Rows of what windows leave: several bundles, some beyond the last, and channels beyond a row.
+    ("max_pool3d(2) | logsumexp(1, True) | relu", (2, 20, 4, 4, 8), [], {}, "bundle window"),
+    (
+        "mul(r) | avg_pool2d(2) | layernorm(w, b, axis=1) | gelu | mul_channel(p)",
+        (3, 37, 6, 8),
+        [(3, 37, 6, 8), *[(37,)] * 3],
+        {},
+        "bundle",
+    ),
+    ("max_pool2d(2) | softmax(1)", (2, 70, 4, 16), [], {"dtype": "bfloat16"}, "bundle"),
+    ("gelu | max_pool2d(2) | log_softmax(1) | mul(s)", (2, 9, 6, 12), [()], {}, "bundle"),
     # Rows so many and so short that a block takes several, and some are left over.
     ("batch_norm(weight=w, bias=b, training=True) | tanh", (41, 110, 6), [(110,)] * 2, {}, "inner"),
     ("var((0, 2))", (63, 134, 9), [], {"dtype": "bfloat16"}, "inner"),

@@ -106,6 +106,10 @@ CASES = {
         "add(p) | layernorm(weight, bias) | avg_pool3d(2) | gelu",
         Situation(shape=(32, 64, 32, 64, 64), operands={"p": ()}),
     ),
+    "max_pool3d_logsumexp": (
+        "max_pool3d(2) | logsumexp(1, keepdim=True) | relu",
+        Situation(shape=(2, 64, 32, 128, 128)),
+    ),
     "layernorm_of_channels_pooled": (
         "layernorm(weight, bias, axis=1) | gelu | avg_pool2d(2)",
         Situation(shape=(64, 64, 112, 112)),

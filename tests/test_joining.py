@@ -56,12 +56,12 @@ JOINED = {
 
 
 def is_joined(text: str, shape: tuple[int, ...] = SHAPE, target: str = "cuda", **operands) -> bool:
-    """Whether the chain goes the first of its ways, of which there are two at least."""
+    """Whether the chain goes another way than the last, which has more cuts."""
     found = ways(chain(text))
     assert len(found) > 1
     kinds = {n: (s, "bool" if n == "mask" else "float32") for n, s in operands.items()}
     kinds |= dict.fromkeys(chain(text).drawn, ((1,), "int64"))
-    return chosen(found, (shape, "float32"), kinds, target)[0] == 0
+    return chosen(found, (shape, "float32"), kinds, target)[0] < len(found) - 1
 
 
 @pytest.fixture
@@ -89,7 +89,6 @@ def test_windows_that_fill_their_axes_join_a_norm(text: str) -> None:
         # What is pooled is used again, or is not added up along what lies together; and windows
         # share elements.
         ("max_pool2d(2) | keep(z) | mean((2, 3), keepdim=True) | mul(z)", SHAPE, {}),
-        ("max_pool2d(2) | mean(1)", SHAPE, {}),
         ("max_pool2d(3, 2) | mean((2, 3))", SHAPE, {}),
         # Elements as they lie have one index for the pooled axes, and the mask is by one of them.
         ("masked_fill(mask, 0) | instance_norm | max_pool2d(3, 2)", SHAPE, {"mask": (12,)}),
@@ -106,7 +105,6 @@ def test_chains_without_such_a_norm_have_one_way() -> None:
         "relu | max_pool2d(2)",
         "batch_norm(m, v) | max_pool2d(2)",
         "max_pool2d(2) | gelu",
-        "max_pool2d(2) | softmax(3)",
     ):
         assert len(ways(chain(text))) == 1
 

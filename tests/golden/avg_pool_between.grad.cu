@@ -262,8 +262,8 @@ __device__ __forceinline__ void backward_window_stage_1(const float x, float& to
   total_2_term = x * 0.5f * (x < 0.0f ? power : 2.0f - power);
 }
 
-__device__ __forceinline__ void backward_window_values(const float d_out, const float total_2,
-    const float scale, const float x, float& d_x) {
+__device__ __forceinline__ void backward_window_values_once(const float d_out, const float total_2,
+    const float scale, float& d_after_gelu) {
   // avg_pool2d(2)
   const float after_avg_pool2d = total_2 * 0.25f;
   // mul_channel(scale)
@@ -275,7 +275,10 @@ __device__ __forceinline__ void backward_window_values(const float d_out, const 
   // backward, down to avg_pool2d(2)
   const float d_after_avg_pool2d = d_after_mul_channel * scale;
   // backward, down to gelu
-  const float d_after_gelu = d_after_avg_pool2d * 0.25f;
+  d_after_gelu = d_after_avg_pool2d * 0.25f;
+}
+
+__device__ __forceinline__ void backward_window_values(const float d_after_gelu, const float x, float& d_x) {
   const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
       0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
       -3.24377396e-08f);
@@ -342,11 +345,13 @@ backward_window(const float* x, const float* d_out, const float* scale, float* _
           total_2_sum.add(total_2_term_value);
         }
         const float total_2_value = total_2_sum.sum();
+        float d_after_gelu_value;
+        backward_window_values_once(d_out_value, total_2_value, scale_value, d_after_gelu_value);
 #pragma unroll
         for (int position_value = 0; position_value < 4; ++position_value) {
           const float x_value = widen(x_in[position_value / 2][beside * 2 + position_value % 2]);
           float d_x_value;
-          backward_window_values(d_out_value, total_2_value, scale_value, x_value, d_x_value);
+          backward_window_values(d_after_gelu_value, x_value, d_x_value);
           d_x_out[position_value / 2][beside * 2 + position_value % 2] = narrow<float>(d_x_value);
         }
         float total_term_value;

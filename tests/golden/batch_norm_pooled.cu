@@ -388,10 +388,14 @@ forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_
   variance_scratch[axis_1] = narrow<float>(variance_scratch_value);
 }
 
-__device__ __forceinline__ void forward_window_stage_1(const float x, const float mean, const float variance,
-    const float weight, const float bias, float& peak_term) {
+__device__ __forceinline__ void forward_window_stage_1_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_window_stage_1(const float x, const float mean,
+    const float inverse_root, const float weight, const float bias, float& peak_term) {
   // batch_norm(training=True, weight=weight, bias=bias)
-  const float after_batch_norm = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+  const float after_batch_norm = fmaf((x - mean) * inverse_root, weight, bias);
   // relu
   peak_term = after_batch_norm <= 0.0f ? 0.0f : after_batch_norm;
 }
@@ -431,11 +435,14 @@ forward_window(const float* x, const float* mean, const float* variance, const f
 #pragma unroll
   for (int beside = 0; beside < kWindows; ++beside) {
     Maximum<float> peak_sum;
+    float inverse_root_value;
+    forward_window_stage_1_once(variance_value, inverse_root_value);
 #pragma unroll
     for (int position_value = 0; position_value < 4; ++position_value) {
       const float x_value = widen(x_in[position_value / 2][beside * 2 + position_value % 2]);
       float peak_term_value;
-      forward_window_stage_1(x_value, mean_value, variance_value, weight_value, bias_value, peak_term_value);
+      forward_window_stage_1(x_value, mean_value, inverse_root_value, weight_value, bias_value,
+          peak_term_value);
       peak_sum.add(peak_term_value, position_value);
     }
     const float peak_value = peak_sum.max();

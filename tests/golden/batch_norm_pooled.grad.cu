@@ -414,10 +414,14 @@ forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_varia
   variance_scratch[axis_1] = narrow<float>(variance_scratch_value);
 }
 
-__device__ __forceinline__ void forward_window_stage_1(const float x, const float mean, const float variance,
-    const float weight, const float bias, float& peak_term) {
+__device__ __forceinline__ void forward_window_stage_1_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_window_stage_1(const float x, const float mean,
+    const float inverse_root, const float weight, const float bias, float& peak_term) {
   // batch_norm(training=True, weight=weight, bias=bias)
-  const float after_batch_norm = (x - mean) * (rsqrtf(variance + 1e-05f)) * weight + bias;
+  const float after_batch_norm = (x - mean) * inverse_root * weight + bias;
   // relu
   peak_term = after_batch_norm <= 0.0f ? 0.0f : after_batch_norm;
 }
@@ -469,11 +473,14 @@ forward_window(const float* x, const float* mean, const float* variance, const f
 #pragma unroll
   for (int beside = 0; beside < kWindows; ++beside) {
     Maximum<float> peak_sum;
+    float inverse_root_value;
+    forward_window_stage_1_once(variance_value, inverse_root_value);
 #pragma unroll
     for (int position_value = 0; position_value < 4; ++position_value) {
       const float x_value = widen(x_in[position_value / 2][beside * 2 + position_value % 2]);
       float peak_term_value;
-      forward_window_stage_1(x_value, mean_value, variance_value, weight_value, bias_value, peak_term_value);
+      forward_window_stage_1(x_value, mean_value, inverse_root_value, weight_value, bias_value,
+          peak_term_value);
       peak_sum.add(peak_term_value, position_value);
     }
     const float peak_value = peak_sum.max();
@@ -741,16 +748,22 @@ backward_finalise(const float* saved_variance, float* __restrict__ d_weight, flo
   total_2_scratch[axis_1] = narrow<float>(total_2_scratch_value);
 }
 
-__device__ __forceinline__ void backward_window_values(const float x, const float saved_mean,
-    const float total, const float weight, const float saved_variance,
-    const float count_of_window_2_window_1_outer_axis_2_inner, const float total_2, const int position,
-    const int winner_index, const float picked_x, const float bias, const float d_out, float& d_x) {
+__device__ __forceinline__ void backward_window_values_once(const float total, const float weight,
+    const float saved_variance, const float count_of_window_2_window_1_outer_axis_2_inner,
+    const float total_2, const float picked_x, const float saved_mean, const float bias, const float d_out,
+    float& quotient, float& negated, float& product) {
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
-  const float quotient = -(total * weight * inverse_root * inverse_root * inverse_root) / count_of_window_2_window_1_outer_axis_2_inner;
+  quotient = -(total * weight * inverse_root * inverse_root * inverse_root) / count_of_window_2_window_1_outer_axis_2_inner;
   const float quotient_2 = total_2 * weight * inverse_root / count_of_window_2_window_1_outer_axis_2_inner;
+  negated = -quotient_2;
   const float chosen = (picked_x - saved_mean) * inverse_root * weight + bias <= 0.0f ? 0.0f : d_out;
-  d_x = fmaf(x - saved_mean, quotient,
-      -quotient_2) + (position == winner_index ? chosen * weight * inverse_root : 0.0f);
+  product = chosen * weight * inverse_root;
+}
+
+__device__ __forceinline__ void backward_window_values(const float x, const float saved_mean,
+    const float quotient, const float negated, const int position, const int winner_index,
+    const float product, float& d_x) {
+  d_x = fmaf(x - saved_mean, quotient, negated) + (position == winner_index ? product : 0.0f);
 }
 
 // Reads x, saved_mean by (axis_1), total by (axis_1), weight by (axis_1), saved_variance by (axis_1), total_2 by (axis_1), winner_index by (outer, axis_1, axis_2, inner), picked_x by (outer, axis_1, axis_2, inner), bias by (axis_1), d_out by (outer, axis_1, axis_2, inner); writes d_x.
@@ -796,13 +809,18 @@ backward_window(const float* x, const float* saved_mean, const float* total, con
     const int winner_index_value = widen(winner_index_in[beside]);
     const float picked_x_value = widen(picked_x_in[beside]);
     const float d_out_value = widen(d_out_in[beside]);
+    float quotient_value;
+    float negated_value;
+    float product_value;
+    backward_window_values_once(total_value, weight_value, saved_variance_value,
+        count_of_window_2_window_1_outer_axis_2_inner_value, total_2_value, picked_x_value, saved_mean_value,
+        bias_value, d_out_value, quotient_value, negated_value, product_value);
 #pragma unroll
     for (int position_value = 0; position_value < 4; ++position_value) {
       const float x_value = widen(x_in[position_value / 2][beside * 2 + position_value % 2]);
       float d_x_value;
-      backward_window_values(x_value, saved_mean_value, total_value, weight_value, saved_variance_value,
-          count_of_window_2_window_1_outer_axis_2_inner_value, total_2_value, position_value,
-          winner_index_value, picked_x_value, bias_value, d_out_value, d_x_value);
+      backward_window_values(x_value, saved_mean_value, quotient_value, negated_value, position_value,
+          winner_index_value, product_value, d_x_value);
       d_x_out[position_value / 2][beside * 2 + position_value % 2] = narrow<float>(d_x_value);
     }
   }

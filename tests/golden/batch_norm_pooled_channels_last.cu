@@ -358,10 +358,14 @@ forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_
   variance_scratch[inner] = narrow<float>(variance_scratch_value);
 }
 
-__device__ __forceinline__ void forward_window_stage_1(const float x, const float mean, const float variance,
-    const float weight, const float bias, float& total_term) {
+__device__ __forceinline__ void forward_window_stage_1_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_window_stage_1(const float x, const float mean,
+    const float inverse_root, const float weight, const float bias, float& total_term) {
   // batch_norm(training=True, weight=weight, bias=bias)
-  const float after_batch_norm = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+  const float after_batch_norm = fmaf((x - mean) * inverse_root, weight, bias);
   // gelu
   const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
       -0.0524738058f, 0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f,
@@ -415,11 +419,14 @@ forward_window(const float* x, const float* mean, const float* variance, const f
     const float weight_value = widen(weight_in[beside]);
     const float bias_value = widen(bias_in[beside]);
     Sum<float> total_sum;
+    float inverse_root_value;
+    forward_window_stage_1_once(variance_value, inverse_root_value);
 #pragma unroll
     for (int position_value = 0; position_value < 4; ++position_value) {
       const float x_value = widen(x_in[position_value / 1][beside * 1 + position_value % 1]);
       float total_term_value;
-      forward_window_stage_1(x_value, mean_value, variance_value, weight_value, bias_value, total_term_value);
+      forward_window_stage_1(x_value, mean_value, inverse_root_value, weight_value, bias_value,
+          total_term_value);
       total_sum.add(total_term_value);
     }
     const float total_value = total_sum.sum();

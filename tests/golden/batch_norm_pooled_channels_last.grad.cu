@@ -366,10 +366,14 @@ forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_varia
   variance_scratch[inner] = narrow<float>(variance_scratch_value);
 }
 
-__device__ __forceinline__ void forward_window_stage_1(const float x, const float mean, const float variance,
-    const float weight, const float bias, float& total_term) {
+__device__ __forceinline__ void forward_window_stage_1_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_window_stage_1(const float x, const float mean,
+    const float inverse_root, const float weight, const float bias, float& total_term) {
   // batch_norm(training=True, weight=weight, bias=bias)
-  const float after_batch_norm = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+  const float after_batch_norm = fmaf((x - mean) * inverse_root, weight, bias);
   // gelu
   const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
       -0.0524738058f, 0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f,
@@ -423,11 +427,14 @@ forward_window(const float* x, const float* mean, const float* variance, const f
     const float weight_value = widen(weight_in[beside]);
     const float bias_value = widen(bias_in[beside]);
     Sum<float> total_sum;
+    float inverse_root_value;
+    forward_window_stage_1_once(variance_value, inverse_root_value);
 #pragma unroll
     for (int position_value = 0; position_value < 4; ++position_value) {
       const float x_value = widen(x_in[position_value / 1][beside * 1 + position_value % 1]);
       float total_term_value;
-      forward_window_stage_1(x_value, mean_value, variance_value, weight_value, bias_value, total_term_value);
+      forward_window_stage_1(x_value, mean_value, inverse_root_value, weight_value, bias_value,
+          total_term_value);
       total_sum.add(total_term_value);
     }
     const float total_value = total_sum.sum();
@@ -443,14 +450,19 @@ struct BackwardSizes {
   Size outer, axis_1, axis_2, inner, axis_1_unpooled, axis_2_unpooled;
 };
 
-__device__ __forceinline__ void backward_window_stage_1(const float d_out, const float x,
-    const float saved_mean, const float saved_variance, const float weight, const float bias,
+__device__ __forceinline__ void backward_window_stage_1_once(const float d_out, const float saved_variance,
+    float& d_after_gelu, float& inverse_root) {
+  // backward, down to gelu
+  d_after_gelu = d_out * 0.25f;
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+}
+
+__device__ __forceinline__ void backward_window_stage_1(const float d_after_gelu, const float x,
+    const float saved_mean, const float inverse_root, const float weight, const float bias,
     float& total_3_term, float& total_4_term) {
   // batch_norm(training=True, weight=weight, bias=bias)
   const float difference = x - saved_mean;
-  const float after_batch_norm = fmaf(difference * (rsqrtf(saved_variance + 1e-05f)), weight, bias);
-  // backward, down to gelu
-  const float d_after_gelu = d_out * 0.25f;
+  const float after_batch_norm = fmaf(difference * inverse_root, weight, bias);
   // backward, down to batch_norm(training=True, weight=weight, bias=bias)
   const float sum = fmaf(after_batch_norm * after_batch_norm, -0.721347511f, -1.32574809f);
   const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
@@ -519,13 +531,17 @@ backward_window(const float* d_out, const float* x, const float* saved_mean, con
         const float bias_value = widen(bias_in[beside]);
         Sum<float> total_3_sum;
         Sum<float> total_4_sum;
+        float d_after_gelu_value;
+        float inverse_root_value;
+        backward_window_stage_1_once(d_out_value, saved_variance_value, d_after_gelu_value,
+            inverse_root_value);
 #pragma unroll
         for (int position_value = 0; position_value < 4; ++position_value) {
           const float x_value = widen(x_in[position_value / 1][beside * 1 + position_value % 1]);
           float total_3_term_value;
           float total_4_term_value;
-          backward_window_stage_1(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
-              bias_value, total_3_term_value, total_4_term_value);
+          backward_window_stage_1(d_after_gelu_value, x_value, saved_mean_value, inverse_root_value,
+              weight_value, bias_value, total_3_term_value, total_4_term_value);
           total_3_sum.add(total_3_term_value);
           total_4_sum.add(total_4_term_value);
         }
@@ -604,16 +620,23 @@ backward_finalise(const float* saved_variance, float* __restrict__ d_weight, flo
   total_2_scratch[inner] = narrow<float>(total_2_scratch_value);
 }
 
+__device__ __forceinline__ void backward_window_2_values_once(const float saved_variance, const float total,
+    const float weight, const float count_of_window_2_window_1_outer_axis_1_axis_2, const float d_out,
+    const float total_2, float& inverse_root, float& product, float& d_after_gelu, float& product_2) {
+  // backward, down to gelu
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+  const float quotient = 1.0f / count_of_window_2_window_1_outer_axis_1_axis_2;
+  product = -(total * weight * inverse_root * inverse_root * inverse_root) * quotient;
+  d_after_gelu = d_out * 0.25f;
+  product_2 = total_2 * weight * inverse_root * quotient;
+}
+
 __device__ __forceinline__ void backward_window_2_values(const float x, const float saved_mean,
-    const float total, const float weight, const float saved_variance,
-    const float count_of_window_2_window_1_outer_axis_1_axis_2, const float d_out, const float bias,
-    const float total_2, float& d_x) {
+    const float product, const float d_after_gelu, const float inverse_root, const float weight,
+    const float bias, const float product_2, float& d_x) {
   // batch_norm(training=True, weight=weight, bias=bias)
   const float difference = x - saved_mean;
-  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float after_batch_norm = fmaf(difference * inverse_root, weight, bias);
-  // backward, down to gelu
-  const float d_after_gelu = d_out * 0.25f;
   // backward, down to batch_norm(training=True, weight=weight, bias=bias)
   const float sum = fmaf(after_batch_norm * after_batch_norm, -0.721347511f, -1.32574809f);
   const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
@@ -623,10 +646,8 @@ __device__ __forceinline__ void backward_window_2_values(const float x, const fl
   const float sum_2 = fmaf(after_batch_norm, exp2_flushed(sum),
       after_batch_norm < 0.0f ? power : 1.0f - power);
   const float d_after_batch_norm = d_after_gelu * sum_2;
-  const float quotient = 1.0f / count_of_window_2_window_1_outer_axis_1_axis_2;
-  const float product = -(total * weight * inverse_root * inverse_root * inverse_root) * quotient;
   const float sum_3 = fmaf(difference, product, d_after_batch_norm * weight * inverse_root);
-  d_x = sum_3 - total_2 * weight * inverse_root * quotient;
+  d_x = sum_3 - product_2;
 }
 
 // Reads x, saved_mean by (inner), total by (inner), weight by (inner), saved_variance by (inner), d_out by (outer, axis_1, axis_2, inner), bias by (inner), total_2 by (inner); writes d_x.
@@ -679,13 +700,19 @@ backward_window_2(const float* x, const float* saved_mean, const float* total, c
     const float d_out_value = widen(d_out_in[beside]);
     const float bias_value = widen(bias_in[beside]);
     const float total_2_value = widen(total_2_in[beside]);
+    float inverse_root_value;
+    float product_value;
+    float d_after_gelu_value;
+    float product_2_value;
+    backward_window_2_values_once(saved_variance_value, total_value, weight_value,
+        count_of_window_2_window_1_outer_axis_1_axis_2_value, d_out_value, total_2_value, inverse_root_value,
+        product_value, d_after_gelu_value, product_2_value);
 #pragma unroll
     for (int position_value = 0; position_value < 4; ++position_value) {
       const float x_value = widen(x_in[position_value / 1][beside * 1 + position_value % 1]);
       float d_x_value;
-      backward_window_2_values(x_value, saved_mean_value, total_value, weight_value, saved_variance_value,
-          count_of_window_2_window_1_outer_axis_1_axis_2_value, d_out_value, bias_value, total_2_value,
-          d_x_value);
+      backward_window_2_values(x_value, saved_mean_value, product_value, d_after_gelu_value,
+          inverse_root_value, weight_value, bias_value, product_2_value, d_x_value);
       d_x_out[position_value / 1][beside * 1 + position_value % 1] = narrow<float>(d_x_value);
     }
   }

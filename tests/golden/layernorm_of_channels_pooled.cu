@@ -202,7 +202,7 @@ forward_bundle(const float* x, const float* weight, const float* bias, float* __
   // A thread has packs across neighbouring rows, for elements that are blockDim.y apart.
   // kInner elements of a pack side by side are of one window.
   [[maybe_unused]] constexpr int kRows = 2, kPacks = 2, kLanes = 4, kInner = 2, kWindows = kLanes / kInner;
-  __shared__ float cells[1024], totals[128];
+  __shared__ float cells[2048], totals[256];
   const Index length = sizes.axis_1.value;
   float weight_in[kPacks];
   float bias_in[kPacks];
@@ -463,7 +463,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_bundle_across = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) / 2;
   const dim3 forward_bundle_block = column_block(forward_bundle_across,
-      ceil_divide(static_cast<int64_t>(sizes.axis_1.value), 2), 16, 256);
+      ceil_divide(static_cast<int64_t>(sizes.axis_1.value), 2), 32, 256);
   const int64_t forward_bundle_tasks = ceil_divide(forward_bundle_across, forward_bundle_block.x);
   const int64_t forward_bundle_resident = resident_blocks(forward_bundle, forward_bundle_block, 0, 0, device);
   const int64_t forward_bundle_slots = forward_bundle_tasks < forward_bundle_resident ? forward_bundle_tasks : forward_bundle_resident;

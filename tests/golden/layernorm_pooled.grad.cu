@@ -917,9 +917,13 @@ backward_finalise_3(float* __restrict__ total_3_scratch, const Sum<float>* total
   total_3_scratch[inner] = narrow<float>(total_3_scratch_value);
 }
 
-__device__ __forceinline__ void backward_window_values(const float total_3,
-    const float count_of_window_2_window_1, float& d_bias) {
-  d_bias = total_3 * 0.125f * count_of_window_2_window_1;
+__device__ __forceinline__ void backward_window_values_once(const float total_3,
+    const float count_of_window_2_window_1, float& product) {
+  product = total_3 * 0.125f * count_of_window_2_window_1;
+}
+
+__device__ __forceinline__ void backward_window_values(const float product, float& d_bias) {
+  d_bias = product;
 }
 
 // Reads total_3 by (inner); writes d_bias.
@@ -938,10 +942,12 @@ backward_window(const float* total_3, float* __restrict__ d_bias, BackwardSizes 
 #pragma unroll
   for (int beside = 0; beside < kWindows; ++beside) {
     const float total_3_value = widen(total_3_in[beside]);
+    float product_value;
+    backward_window_values_once(total_3_value, count_of_window_2_window_1_value, product_value);
 #pragma unroll
     for (int position_value = 0; position_value < 2; ++position_value) {
       float d_bias_value;
-      backward_window_values(total_3_value, count_of_window_2_window_1_value, d_bias_value);
+      backward_window_values(product_value, d_bias_value);
       d_bias_out[position_value / 2][beside * 2 + position_value % 2] = narrow<float>(d_bias_value);
     }
   }

@@ -291,12 +291,17 @@ struct BackwardSizes {
   Size outer, axis_1, axis_2, axis_3, inner, axis_2_unpooled, axis_3_unpooled, inner_unpooled;
 };
 
-__device__ __forceinline__ void backward_window_values(const int position, const int winner_index,
-    const float picked_x, const float scale, const float d_out, float& d_x) {
+__device__ __forceinline__ void backward_window_values_once(const float picked_x, const float scale,
+    const float d_out, float& chosen) {
   const bool is_above = picked_x > 0.0f;
-  const float chosen = (is_above ? picked_x : picked_x * 0.2f) * scale > 0.0f ? d_out : d_out * 0.2f;
-  const float product = chosen * scale;
-  d_x = position == winner_index ? (is_above ? product : product * 0.2f) : 0.0f;
+  const float chosen_2 = (is_above ? picked_x : picked_x * 0.2f) * scale > 0.0f ? d_out : d_out * 0.2f;
+  const float product = chosen_2 * scale;
+  chosen = is_above ? product : product * 0.2f;
+}
+
+__device__ __forceinline__ void backward_window_values(const int position, const int winner_index,
+    const float chosen, float& d_x) {
+  d_x = position == winner_index ? chosen : 0.0f;
 }
 
 __device__ __forceinline__ void backward_window_row_values(const float picked_x, const float scale,
@@ -342,11 +347,12 @@ backward_window(const uint8_t* winner_index, const float* picked_x, const float*
         const int winner_index_value = widen(winner_index_in[beside]);
         const float picked_x_value = widen(picked_x_in[beside]);
         const float d_out_value = widen(d_out_in[beside]);
+        float chosen_value;
+        backward_window_values_once(picked_x_value, scale_value, d_out_value, chosen_value);
 #pragma unroll
         for (int position_value = 0; position_value < 8; ++position_value) {
           float d_x_value;
-          backward_window_values(position_value, winner_index_value, picked_x_value, scale_value,
-              d_out_value, d_x_value);
+          backward_window_values(position_value, winner_index_value, chosen_value, d_x_value);
           d_x_out[position_value / 2][beside * 2 + position_value % 2] = narrow<float>(d_x_value);
         }
         float total_term_value;

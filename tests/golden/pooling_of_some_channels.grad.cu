@@ -326,9 +326,14 @@ struct BackwardSizes {
   Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
 };
 
+__device__ __forceinline__ void backward_window_values_once(const float d_out, const float scale,
+    float& product) {
+  product = d_out * scale;
+}
+
 __device__ __forceinline__ void backward_window_values(const int position, const int winner_index,
-    const float d_out, const float scale, float& d_x) {
-  d_x = position == winner_index ? d_out * scale : 0.0f;
+    const float product, float& d_x) {
+  d_x = position == winner_index ? product : 0.0f;
 }
 
 __device__ __forceinline__ void backward_window_row_values(const float d_out, const float picked_x,
@@ -370,10 +375,12 @@ backward_window(const uint8_t* winner_index, const float* d_out, const float* sc
         const int winner_index_value = widen(winner_index_in[beside]);
         const float d_out_value = widen(d_out_in[beside]);
         const float picked_x_value = widen(picked_x_in[beside]);
+        float product_value;
+        backward_window_values_once(d_out_value, scale_value, product_value);
 #pragma unroll
         for (int position_value = 0; position_value < 4; ++position_value) {
           float d_x_value;
-          backward_window_values(position_value, winner_index_value, d_out_value, scale_value, d_x_value);
+          backward_window_values(position_value, winner_index_value, product_value, d_x_value);
           d_x_out[position_value / 2][beside * 2 + position_value % 2] = narrow<float>(d_x_value);
         }
         float total_term_value;
