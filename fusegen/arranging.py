@@ -10,9 +10,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Container, Iterator, Mapping, Sequence
 
-from fusegen import ir
+from fusegen import arity, ir
+from fusegen.arity import ARITY
 from fusegen.errors import ChainError
-from fusegen.ir import ARITY, Expr
+from fusegen.ir import Expr
 from fusegen.ops import Chain, Op, Placement, Step, lookup, operand
 from fusegen.unsaid import NotKnownYet, current_call
 
@@ -235,7 +236,7 @@ class _Line:
 
 def _is_number(node: Expr, live: Container[Expr]) -> bool:
     """Whether a value that is computed is none that holds or does not."""
-    return node in live and node.op not in (*ir.COMPARISONS, *ir.CONNECTIVES)
+    return node in live and node.op not in (*arity.COMPARISONS, *arity.CONNECTIVES)
 
 
 def _called(node: Expr) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import lookup
@@ -56,7 +56,7 @@ def _refuse_history(tracing: Tracing, x: Expr, where: str) -> None:
     waiting = [x]
     while waiting:
         node = waiting.pop()
-        is_step = node.op == "detach" or node.op in (*ir.COMPARISONS, *ir.CONNECTIVES)
+        is_step = node.op == "detach" or node.op in (*arity.COMPARISONS, *arity.CONNECTIVES)
         waiting += [] if is_step else node.args
         if node.op == "input" and not tracing.is_number(node):
             origin = tracing.origin(node)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.ir import Expr, Extent, primitive, reduce
 
 # (cotangent, arguments, the node) -> the cotangent's share for each argument; None where there is
@@ -101,7 +101,7 @@ RULES: Mapping[str, Rule] = {
     "acosh": lambda g, a, out: (g * primitive("rsqrt", a[0] * a[0] - 1.0),),
     "atanh": lambda g, a, out: (g / (1.0 - a[0] * a[0]),),
     # What a narrower value is told is as narrow, as a tensor's gradient has its type.
-    **{op: _same_cast(op) for op in ir.CASTS},
+    **{op: _same_cast(op) for op in arity.CASTS},
     "pow": lambda g, a, out: (_to_base(g, a[0], a[1]), _to_exponent(g, a[0], a[1], out)),
     "fmod": lambda g, a, out: (g, -(g * primitive("trunc", primitive("detach", a[0] / a[1])))),
     "atan2": lambda g, a, out: _to_coordinates(g, *a),
@@ -275,7 +275,7 @@ def winners(values: Sequence[Expr]) -> tuple[list[Expr], Expr | None, tuple[Expr
     _, axes = ir.reduction(node)
     index = reduce("argmax", axes, node.args[0])
     # Below a reduction, f does not act index by index: its result is picked, not what it reduces.
-    ends = {n for n in ir.topological(node.args) if n.op not in ir.ARITY}
+    ends = {n for n in ir.topological(node.args) if n.op not in arity.ARITY}
     reached = [n for n in ir.topological(node.args, stop=ends) for n in n.args if n in ends]
     varying = [n for n in dict.fromkeys((*node.args, *reached)) if n in ends and n.extent & axes]
     picked = {n: reduce("pick", axes, n, index) for n in varying}

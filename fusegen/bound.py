@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.axes import Axes, Shape
 from fusegen.ops import Chain
 from fusegen.windowing import Slide, Window
@@ -17,7 +17,7 @@ class Operand:
 
     name: str
     extent: ir.Extent
-    kind: ir.Kind = "number"  # or "truth", of a tensor of bool, or "whole", of integers
+    kind: arity.Kind = "number"  # or "truth", of a tensor of bool, or "whole", of integers
     is_pooled: bool = False  # whether it first meets a value that has been pooled
     is_noise: bool = False  # whether it is drawn
 

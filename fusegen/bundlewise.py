@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.carrying import cut_before
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
@@ -268,7 +268,7 @@ class _Work:
                 continue
             seen.add(node)
             less = self.places.over(node.extent)
-            if node.op in ir.ARITY and less < over and self._is_found_apart(node, less):
+            if node.op in arity.ARITY and less < over and self._is_found_apart(node, less):
                 if node not in self.leaves:
                     self._hold(node, self._settled(node, less), less)
                 apart[node] = self.leaves[node]

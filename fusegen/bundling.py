@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.bound import Bound
 from fusegen.ir import Expr
 from fusegen.lower import lower
@@ -133,7 +133,7 @@ def bundle(bound: Bound, order: Sequence[int]) -> Bundle | None:
     along = {axes for _, axes in found}
     outside = [a for axes in along for a in axes if a < 0]
     is_behind = all(not n.args[0].extent & within for n in nodes if reduces_along(n))
-    kinds = (*ir.SUMS, "bound", *(("amax",) if is_behind else ()))
+    kinds = (*arity.SUMS, "bound", *(("amax",) if is_behind else ()))
     if len(outside) != 1 or any(kind not in kinds for kind, _ in found):
         return None
     (axis,) = outside

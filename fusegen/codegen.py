@@ -19,7 +19,7 @@ from pathlib import Path
 import jinja2
 from jinja2.bccache import Bucket
 
-from fusegen import __version__, cache, ir
+from fusegen import __version__, arity, cache, ir
 from fusegen.bundleviews import BundleView
 from fusegen.errors import CacheError
 from fusegen.flatviews import FinaliseView, PointwiseView
@@ -122,7 +122,7 @@ def emit(
         "slid": {kind for k in by_slides for kind in k.in_lines},
         "at_once": {kind for k in by_windows for kind in k.at_once},
         "operations": operations,
-        "rounds": any(op in ir.CASTS for op in operations),
+        "rounds": any(op in arity.CASTS for op in operations),
         "vector_functions": _vector_functions(views, target),
         "definitions": _definitions(views, target),
     }
@@ -221,7 +221,7 @@ def _stored(views: Sequence[EntryView]) -> set[str]:
     for kernel in (k for view in views for k in view.kernels):
         found |= {kernel.type(buffer) for buffer in kernel.kernel.buffers}
         nodes = ir.topological(kernel.expressions)
-        found |= {STORAGE[ir.CASTS[n.op]] for n in nodes if n.op in ir.CASTS}
+        found |= {STORAGE[arity.CASTS[n.op]] for n in nodes if n.op in arity.CASTS}
     return found
 
 

@@ -155,11 +155,9 @@ def _validated(*_: Any) -> Any:
 
 def _divided(x: Any, other: Any, *, rounding_mode: str | None = None) -> Expr:
     """A quotient, rounded if that is asked for."""
-    if rounding_mode == "floor":
-        found: Expr = lookup("floor_divide")(x, other)
-        return found
-    quotient = ir.primitive("div", x, other)
-    return quotient if rounding_mode is None else ir.primitive("trunc", quotient)
+    ways = {None: "div", "floor": "floor_divide", "trunc": "trunc_divide"}
+    found: Expr = lookup(ways[rounding_mode])(x, other)
+    return found
 
 
 def _rounded(x: Expr, *, decimals: int = 0) -> Expr:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.codegen import Source, emit
 from fusegen.dealing import dealt_out
 from fusegen.grouping import Grouping, ordered
@@ -121,7 +121,7 @@ def _depends_on_sums(graph: Graph) -> bool:
     if _adds_all_up(graph):
         return True
     used = {a for n in nodes for a in n.args}
-    saved = tuple(STATISTIC + kind for kind in ir.SUMS)
+    saved = tuple(STATISTIC + kind for kind in arity.SUMS)
     is_saved = any(ir.name_of(leaf).startswith(saved) for leaf in graph.inputs)
     return is_saved or any(_is_sum(n) and n in used for n in nodes)
 
@@ -135,11 +135,11 @@ def _adds_all_up(graph: Graph) -> bool:
         if node not in beyond and not _is_sum(node):
             beyond.add(node)
             waiting += node.args
-    return not any(n.op in ir.ARITY and len(n.extent) == widest for n in beyond)
+    return not any(n.op in arity.ARITY and len(n.extent) == widest for n in beyond)
 
 
 def _is_sum(node: Expr) -> bool:
-    return node.op == "reduce" and node.attrs[0] in ir.SUMS
+    return node.op == "reduce" and node.attrs[0] in arity.SUMS
 
 
 def _compares_with_maxima(graph: Graph) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
 from fusegen.kernel import Kernel
@@ -28,7 +28,7 @@ def _elements(node: Expr) -> Expr:
 def _lies_flat(node: Expr, window: Extent, pooled: Sequence[int], *, is_sliding: bool) -> bool:
     """Whether a reduction can go over its elements as they lie."""
     kind, axes = ir.reduction(node)
-    if kind not in ir.SUMS or reduces_below(node.args):
+    if kind not in arity.SUMS or reduces_below(node.args):
         return False
     is_once = node.args[0].op == "once"
     if is_once != (is_sliding and bool(window)):
@@ -44,7 +44,7 @@ def _lies_flat(node: Expr, window: Extent, pooled: Sequence[int], *, is_sliding:
         and beside
         and all(n.extent & split in (frozenset(), split) for n in below)
         and min(domain, default=0) >= 0
-        and all(n.op in ir.ARITY or n.op in ("input", "const", "count") for n in below)
+        and all(n.op in arity.ARITY or n.op in ("input", "const", "count") for n in below)
         and all(n.kind != "noise" for n in below)
         and all(split <= set(ir.axes_of(n)) or not set(pooled) & set(ir.axes_of(n)) for n in counts)
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.windowing import Slide, Window, size_of
 
@@ -99,7 +99,7 @@ def collapse(
 
 def _regroup(node: Expr, args: tuple[Expr, ...], place: Mapping[int, int]) -> Expr:
     extent = frozenset(place[a] for a in node.extent)
-    if node.op in ir.ARITY:
+    if node.op in arity.ARITY:
         return ir.primitive(node.op, *args)
     if node.op == "reduce":
         kind, axes = ir.reduction(node)

@@ -16,50 +16,27 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from typing import Literal
 from weakref import WeakValueDictionary
 
+from fusegen.arity import (
+    ARITY,
+    COMPARISONS,
+    CONNECTIVES,
+    MADE,
+    OF_WHOLES,
+    QUOTIENT,
+    REDUCE_KINDS,
+    Kind,
+)
 from fusegen.errors import ChainError
 from fusegen.locking import open_lock
 
 Extent = frozenset[int]
 Number = float | int
-Kind = Literal["number", "truth", "whole", "index", "noise"]
 
 # Where windows of an axis a overlap or cross the edge, the positions within them are SLIDING - a.
 # Reductions along them skip what is outside the tensor; outputs add up the windows on an element.
 SLIDING = 1000
-
-COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-CONNECTIVES = ("logical_and", "logical_or", "logical_not")
-_BY_ARITY = {
-    1: "neg abs sign floor ceil round trunc exp exp2 expm1 log log2 log10 log1p sqrt rsqrt erf "
-    "sigmoid sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh detach logical_not",
-    2: "add sub mul div pow fmod atan2 minimum maximum lt le gt ge eq ne logical_and logical_or",
-    3: "where",
-}
-# What rounds to an element type, and stays a number; a quantised type is stored, never read.
-CASTS = {f"to_{t}": t for t in ("float16", "bfloat16", "float32", "float64")}
-# What makes of integers those that a narrower type holds.
-WRAPS = {f"wrap_{t}": t for t in ("uint8", "int8", "int16", "int32")}
-QUANTISING_CASTS = {f"to_{t}": t for t in ("int8", "float8_e4m3fn", "float8_e5m2")}
-# What makes integers of numbers or places, cut off behind the point, and places of integers.
-MADE: Mapping[str, Kind] = {"to_int64": "whole", "to_index": "index"}
-# Scalar primitives and how many arguments each takes. Everything a chain computes is made of these.
-ARITY: Mapping[str, int] = {
-    **{op: n for n, ops in _BY_ARITY.items() for op in ops.split()},
-    **dict.fromkeys((*CASTS, *WRAPS, *QUANTISING_CASTS, *MADE), 1),
-}
-# What gives integers of integers alone.
-OF_WHOLES = ("add", "sub", "mul", "neg", "where", "detach", *WRAPS)
-# What `reduce` can do along axes. argmax gives the position, in index order, of the first maximum
-# (a NaN counts as one). max gives its gradient to that one, amax to all that are as large in equal
-# shares, and bound, of which the result must not depend, to none.
-MAXIMA = ("max", "amax", "bound")
-# Reductions whose results follow the order of summation.
-MOMENTS = ("mean", "variance")
-SUMS = ("sum", *MOMENTS)
-REDUCE_KINDS = (*SUMS, *MAXIMA, "argmax", "pick")
 
 
 def _unary(op: str) -> Callable[[Expr], Expr]:
@@ -182,8 +159,8 @@ def primitive(op: str, *operands: Expr | Number) -> Expr:
         check_kinds(op, args)
     kind = MADE.get(op, "truth" if op in COMPARISONS or op in CONNECTIVES else "number")
     same = {a.kind for a in args[op == "where" :] if not is_integer(a)}
-    if same == {"whole"} and op in ("minimum", "maximum", "abs"):
-        return _of_wholes(op, *args)
+    if same == {"whole"} and op in _WHOLES_ALIKE:
+        return _WHOLES_ALIKE[op](*args)
     if op == "detach" and args[0].kind not in ("number", "noise"):
         return args[0]  # which has no gradient anyway
     if (same == {"index"} and op == "where") or (same == {"whole"} and op in OF_WHOLES):
@@ -192,9 +169,23 @@ def primitive(op: str, *operands: Expr | Number) -> Expr:
     return make(op, args, extent=union(args), rank=rank, kind=kind)
 
 
-def _of_wholes(op: str, a: Expr, b: Expr | None = None) -> Expr:
-    b = -a if b is None else b  # how large it is
-    return primitive("where", primitive("lt" if op == "minimum" else "gt", a, b), a, b)
+def quotient(a: Expr, b: Expr | Number) -> Expr:
+    """How often an integer has a written one in it, cut off behind the point."""
+    number = constant(b) if isinstance(b, Expr) else b
+    if not number:
+        raise ZeroDivisionError("integers are divided by a number other than 0, and by no tensor")
+    return -a if number == -1 else primitive(QUOTIENT, a, number)
+
+
+# Of integers, what is made of that which gives integers.
+_WHOLES_ALIKE: Mapping[str, Callable[..., Expr]] = {
+    "minimum": lambda a, b: primitive("where", primitive("lt", a, b), a, b),
+    "maximum": lambda a, b: primitive("where", primitive("gt", a, b), a, b),
+    "abs": lambda a: primitive("maximum", a, -a),
+    "sign": lambda a: primitive("where", primitive("lt", a, 0), -1, primitive("minimum", a, 1)),
+    "fmod": lambda a, b: a - quotient(a, b) * b,
+    **dict.fromkeys(("floor", "ceil", "round", "trunc"), lambda a: a),
+}
 
 
 def is_integer(node: Expr) -> bool:

@@ -19,7 +19,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.axes import Shape
 from fusegen.bound import Bound
 from fusegen.bundling import bundle
@@ -56,9 +56,8 @@ def ways(chain: Chain) -> tuple[Way, ...]:
 
 def _reduces_what_it_pools(chain: Chain) -> bool:
     """Whether a step reduces behind one that pools."""
-    are_pooling = [bool(s.definition and s.definition.window_axes) for s in chain.steps]
-    reducing = [s.reduces and not pools for s, pools in zip(chain.steps, are_pooling, strict=True)]
-    return any(reducing[are_pooling.index(True) :]) if any(are_pooling) else False
+    pooling = [i for i, s in enumerate(chain.steps) if s.definition and s.definition.window_axes]
+    return any(s.reduces for s in chain.steps[pooling[0] + 1 :]) if pooling else False
 
 
 def with_anew(chain: Chain, found: Sequence[Way]) -> tuple[Way, ...]:
@@ -200,5 +199,5 @@ def _is_apt(graph: ir.Graph, bound: Bound, least: int) -> bool:
         if leaf.kind == "noise" or leaf.extent & pooled not in (frozenset(), full & pooled):
             return False
     operands = [n for n in graph.inputs if n.extent & within and n.kind == "number"]
-    is_apt = all(n.attrs[0] in ir.SUMS and ir.reduction(n)[1] >= pooled for n in before)
+    is_apt = all(n.attrs[0] in arity.SUMS and ir.reduction(n)[1] >= pooled for n in before)
     return is_apt and all(n.extent == full for n in operands)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.axes import Axes
 from fusegen.bound import Bound, Operand, Place
 from fusegen.ir import Expr, Graph
@@ -18,7 +18,7 @@ from fusegen.windowing import Slide
 GIVEN = "given_"  # how the names of results begin that are given beside the chain's own
 NEW = "new_"  # and of what takes the place of an operand that is updated
 
-_COMPARING = (*ir.COMPARISONS, "minimum", "maximum")
+_COMPARING = (*arity.COMPARISONS, "minimum", "maximum")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def lower(bound: Bound) -> Lowered:
 
     def leaf(name: str, operand: Operand) -> Expr:
         twins = {t for a, t in within.items() if a in operand.extent and not operand.is_pooled}
-        kind: ir.Kind = "noise" if operand.is_noise else operand.kind
+        kind: arity.Kind = "noise" if operand.is_noise else operand.kind
         return ir.tensor(name, operand.extent | twins, rank, kind)
 
     x = leaf("x", bound.x)
@@ -79,7 +79,8 @@ def lower(bound: Bound) -> Lowered:
         assert step.definition is not None
         names = dict(step.operands)
         named = {p: kept.get(names[p], tensors.get(names[p])) for p, _ in place.operands}
-        named = {p: as_wanted(step, p, operand, place.met_in) for p, operand in named.items()}
+        types = (place.met_in, place.result)
+        named = {p: as_wanted(step, p, operand, *types) for p, operand in named.items()}
         running = as_integer(running)
         if place.counts and running.kind == "truth":
             running = ir.primitive("to_int64", ir.primitive("where", running, 1.0, 0.0))
@@ -97,14 +98,14 @@ def lower(bound: Bound) -> Lowered:
                 before = updated.get(name, tensors[name])
                 updated[name] = value * share + before * (1.0 - share)
         running = body.result()
-        is_quantised = running.op in ir.QUANTISING_CASTS
+        is_quantised = running.op in arity.QUANTISING_CASTS
         if place.is_wide:
             running = ir.primitive("to_float64", running)
         if running.kind == "number" and place.result in INTEGERS and not is_quantised:
             running = ir.primitive("to_int64", running)
         if running.kind == "number" and place.result == "bool":  # a choice among conditions
             running = ir.primitive("ne", running, 0.0)
-        if running.kind == "whole" and (wrap := f"wrap_{place.result}") in ir.WRAPS:
+        if running.kind == "whole" and (wrap := f"wrap_{place.result}") in arity.WRAPS:
             running = ir.primitive(wrap, running)
         marks.append(Mark(running, f"after_{step.op}", step.text))
     outputs = [("out", running)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.ir import Expr
 from fusegen.ops import Op
 from fusegen.spellings import cast
@@ -19,7 +19,7 @@ def beside(number: float, x: Any) -> Any:
     tracing, call = current(), current_call()
     if not isinstance(x, Expr) or tracing is None or x.rank is not None:  # in an op's body
         return x
-    if x.op in (*ir.COMPARISONS, *ir.CONNECTIVES):
+    if x.op in (*arity.COMPARISONS, *arity.CONNECTIVES):
         return cast(x, default_type())
     if call is not None and tells_all():
         return x if call.of(x).dtype.is_floating_point else cast(x, default_type())
@@ -41,7 +41,7 @@ def _making_integers(x: Expr) -> list[Expr]:
             assert isinstance(slots, tuple)
             own = zip(slots, node.args[1:], strict=True)
             waiting += [node.args[0], *(a for slot, a in own if op.parameter(slot).broadcasts)]
-        elif node.op in (*ir.OF_WHOLES, "minimum", "maximum", "abs"):
+        elif node.op in (*arity.OF_WHOLES, "minimum", "maximum", "abs"):
             waiting += node.args[node.op == "where" :]
     return [node for node in found if node.op == "input"]
 

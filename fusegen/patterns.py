@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.ir import Expr, Extent, constant, primitive
 
 
@@ -71,7 +71,7 @@ def told_by_result(value: Expr, result: Expr) -> Expr | None:
         if condition.args[0] is rest and bounds == (0.0, 0.0):
             return primitive("where", result <= 0.0, zero, rest)
     softened = softmax_of(value)
-    if softened is None or softened[0].op in ir.CASTS:  # whose result is wider than it
+    if softened is None or softened[0].op in arity.CASTS:  # whose result is wider than it
         return None
     x, axes = softened
     # Straight, as the softmax is there: the result's own share of this is its derivative's.

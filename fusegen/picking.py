@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.ir import Expr, Graph
 
 Pick = tuple[int, Expr]  # the axis, and where along it
@@ -105,7 +105,7 @@ def _there(root: Expr, pick: Pick) -> Expr | None:
     """A node at that place along an axis, of inputs there, if it can be told from those."""
     axis, index = pick
     taken = partial(_picked, axis=axis, index=index)
-    return at_place(root, axis, taken, {*ir.ARITY, "reduce"})
+    return at_place(root, axis, taken, {*arity.ARITY, "reduce"})
 
 
 def _picked(leaf: Expr, axis: int, index: Expr) -> Expr:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.autodiff import is_differentiable, vjp, winners
 from fusegen.bound import Bound
 from fusegen.ir import Expr, Extent, Graph
@@ -184,7 +184,7 @@ def _with_averages(plain: Program) -> Program | None:
     """
     nodes = ir.topological(plain.of_results)
     found = [n for n in nodes if n.op == "reduce" and min(ir.reduction(n)[1]) > 0]
-    if any(ir.reduction(n)[0] not in ir.SUMS for n in found):
+    if any(ir.reduction(n)[0] not in arity.SUMS for n in found):
         return None
     taken = {*plain.input_names, *plain.output_names}
     found = [n for n in found if n not in plain.of_results]
@@ -247,7 +247,7 @@ def _reading_results(plain: Program, are_narrow: Sequence[bool]) -> Program:
         value, name = plain.values[i], plain.output_names[i]
         if value is None or value.op == "input" or value.extent != plain.spans[i]:
             continue
-        if are_narrow[i - 1] and value.op == "reduce" and value.attrs[0] in ir.MAXIMA:
+        if are_narrow[i - 1] and value.op == "reduce" and value.attrs[0] in arity.MAXIMA:
             continue
         saved = (*plain.saved, (value, ir.tensor(name, value.extent, value.rank)))
         plain = min((replace(plain, saved=saved), plain), key=_most_read)

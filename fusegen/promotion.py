@@ -16,16 +16,16 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.errors import ArgumentError, ChainError
 from fusegen.ir import Expr
 from fusegen.ops import Step
 from fusegen.target import EPSILON
 from fusegen.unsaid import default_type
 
-FLOATING = tuple(ir.CASTS.values())
+FLOATING = tuple(arity.CASTS.values())
 NARROW = ("float16", "bfloat16")
-QUANTISED = tuple(ir.QUANTISING_CASTS.values())
+QUANTISED = tuple(arity.QUANTISING_CASTS.values())
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 WHOLE = "int64"  # the type of labels, and of places along an axis, as in torch
 Shape = tuple[int, ...]
@@ -109,10 +109,12 @@ def _kind(node: Expr, args: list[Kind]) -> Kind:
         return _NUMBER
     if node.op == "to_int64":
         return Kind(WHOLE, has_axes)
-    cast = ir.CASTS.get(node.op) or ir.QUANTISING_CASTS.get(node.op) or ir.WRAPS.get(node.op)
+    cast = (
+        arity.CASTS.get(node.op) or arity.QUANTISING_CASTS.get(node.op) or arity.WRAPS.get(node.op)
+    )
     if cast:
         return Kind(cast, has_axes)
-    if node.op in ir.COMPARISONS or node.op in ir.CONNECTIVES:
+    if node.op in arity.COMPARISONS or node.op in arity.CONNECTIVES:
         _refuse_inexact(node, args)
         return Kind("bool", has_axes)
     if node.op == "div" and any(a.dtype in INTEGERS for a in args) and not _floating(args):
@@ -125,7 +127,7 @@ def _kind(node: Expr, args: list[Kind]) -> Kind:
     if node.op == "where" and node.args[1] is node.args[2]:
         return Kind(args[1].dtype, has_axes)
     chosen = slice(node.op == "where", None)
-    is_of_wholes = node.op in ir.OF_WHOLES and all(
+    is_of_wholes = node.op in arity.OF_WHOLES and all(
         a.dtype in (*INTEGERS, "bool") or ir.is_integer(arg)
         for arg, a in zip(node.args[chosen], args[chosen], strict=True)
     )
@@ -166,8 +168,8 @@ def _promoted(args: Sequence[Kind], *, is_of_wholes: bool = False) -> str | None
     if not floating and any(a.dtype in INTEGERS for a in args) and not is_of_wholes:
         raise ArgumentError(
             "nothing is computed of integers alone but sums, differences, products, quotients, "
-            "comparisons, casts, and x * 0.5 or the like; convert them first, as mask.float() or "
-            "in text to('float32')"
+            "remainders, comparisons, casts, and x * 0.5 or the like; convert them first, as "
+            "mask.float() or in text to('float32')"
         )
     for group in (floating, list(args)):
         for has_axes in (True, False):
@@ -197,7 +199,7 @@ def rounded(number: float, dtype: str) -> float:
     return number
 
 
-def kind_of(dtype: str) -> ir.Kind:
+def kind_of(dtype: str) -> arity.Kind:
     """What the values of a type are: conditions, integers, or numbers."""
     return "truth" if dtype == "bool" else "whole" if dtype in INTEGERS else "number"
 
@@ -236,16 +238,18 @@ def _is_whole(number: Expr) -> bool:
     """Whether a number is one of integers, or of conditions, that were added up; or such itself."""
     if number.op == "reduce":
         return number.attrs[0] == "sum" and _is_whole(number.args[0])
-    if number.op in ir.CASTS:
+    if number.op in arity.CASTS:
         return number.args[0].kind == "whole" or _is_whole(number.args[0])
     if number.op == "where":
         return all(map(ir.is_integer, number.args[1:]))
     return number.op == "mul" and all(a.op == "count" or _is_whole(a) for a in number.args)
 
 
-def as_wanted(step: Step, parameter: str, operand: Expr | None, dtype: str) -> Expr | None:
-    """Conditions where numbers are wanted, as the numbers 0 and 1; integers as numbers of a type,
-    if one is given.
+def as_wanted(
+    step: Step, parameter: str, operand: Expr | None, dtype: str, result: str
+) -> Expr | None:
+    """Conditions where numbers are wanted, as the numbers 0 and 1, which are integers where the
+    result is; integers as numbers of a type, if one is given.
     """
     assert step.definition is not None
     wanted = step.definition.parameter(parameter).kind
@@ -254,7 +258,8 @@ def as_wanted(step: Step, parameter: str, operand: Expr | None, dtype: str) -> E
     if wanted == "index":
         return ir.primitive("to_index", operand)
     if operand.kind == "truth":
-        return ir.primitive("where", operand, 1.0, 0.0)
+        found = ir.primitive("where", operand, 1.0, 0.0)
+        return ir.primitive("to_int64", found) if result in INTEGERS and not dtype else found
     return as_number(as_integer(operand), dtype)
 
 
@@ -270,6 +275,8 @@ def run_body(
         attributes["eps"] = EPSILON[dtype]
     try:
         found: object = step.definition.function(running, **operands, **attributes)
+    except ZeroDivisionError as error:
+        raise ArgumentError(f"{step.text}: {error}") from error
     except (TypeError, AttributeError, OverflowError) as error:
         frames = traceback.extract_tb(error.__traceback__)
         code = getattr(step.definition.function, "__code__", None)
@@ -318,14 +325,14 @@ def _result_type(
     step: Step,
     before: tuple[Shape, str],
     operands: Mapping[str, tuple[Shape, str]],
-    kind_of_x: ir.Kind,
+    kind_of_x: arity.Kind,
 ) -> Typed:
     assert step.definition is not None
     kinds: dict[Expr, Kind] = {}
     # A body sees two axes in the place of one, or one more.
     parts = bool(step.definition.groups) or step.definition.shaping == "stack"
 
-    def leaf(name: str, shape: Shape, dtype: str, kind: ir.Kind) -> Expr:
+    def leaf(name: str, shape: Shape, dtype: str, kind: arity.Kind) -> Expr:
         rank = max(len(before[0]), len(shape)) + parts
         node = ir.tensor(name, range(-rank, 0), rank, kind)
         kinds[node] = Kind(dtype, len(shape) > 0)
@@ -362,5 +369,5 @@ def _result_type(
     is_counting = before[1] == "bool" and kind_of_x == "number" and not is_sum
     if is_counting and any(n.op == "reduce" for n in ir.topological([root])):
         raise ArgumentError(f"{step.text}: conditions are added up along axes, and nothing else")
-    is_final = root.op in ir.QUANTISING_CASTS
+    is_final = root.op in arity.QUANTISING_CASTS
     return Typed(dtype, is_final, is_sum and dtype == WHOLE)

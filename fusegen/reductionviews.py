@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.ir import Expr
 from fusegen.kernel import Buffer, Kernel, Reduction
 from fusegen.statements import ElementFunction
@@ -73,7 +73,7 @@ class ReductionView:
         is_strided = kernel.adds_products and kernel.kernel.family == "column"
         self.addends = ", ".join(["p == 0"] * (is_strided and self.kind == "moments") + given)
         along = set(kernel.kernel.reduced)
-        inside = [n for n in ir.topological([value]) if n.op in ir.ARITY and n.extent & along]
+        inside = [n for n in ir.topological([value]) if n.op in arity.ARITY and n.extent & along]
         self.is_costly = len(inside) > _FEW or any(n.op in DEAR for n in inside)
         # Beside sums by column there are no registers for the terms of many elements at once.
         is_dear = self.is_costly and not kernel.kernel.sums

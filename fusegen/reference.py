@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.errors import EmptyReductionError, UnsupportedError
 from fusegen.inlining import walked
 from fusegen.ir import Expr
@@ -70,7 +70,7 @@ _TORCH: Mapping[str, Callable[..., Any]] = {
     "logical_and": torch.logical_and,
     "logical_or": torch.logical_or,
     "logical_not": torch.logical_not,
-    **{op: lambda a, t=t: a.to(getattr(torch, t)) for op, t in ir.CASTS.items()},
+    **{op: lambda a, t=t: a.to(getattr(torch, t)) for op, t in arity.CASTS.items()},
 }
 
 

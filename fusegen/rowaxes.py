@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.columntiers import LONGEST_REDUCED
 from fusegen.ir import Expr, Extent
 from fusegen.staging import Pass, reduces_below
@@ -107,7 +107,7 @@ def _reduces_packs(state: Pass, domain: Extent, tier: Tier, axes: Extent) -> boo
         return False  # one pass with many blocks
     reductions = set(map(ir.reduction, found))
     # A maximum over more than a row is over each row first.
-    return all(a == axes or (a > axes and kind in ir.MAXIMA) for kind, a in reductions)
+    return all(a == axes or (a > axes and kind in arity.MAXIMA) for kind, a in reductions)
 
 
 def _shares_dear(state: Pass, domain: Extent, axes: Extent) -> bool:
@@ -127,7 +127,7 @@ def _are_awaited(state: Pass, domain: Extent, axes: Extent) -> bool:
     """
     for node in reduces_below(state.pending.values()):
         kind, along = ir.reduction(node)
-        is_apt = along != axes if kind in ir.SUMS else along > axes and kind in ir.MAXIMA
+        is_apt = along != axes if kind in arity.SUMS else along > axes and kind in arity.MAXIMA
         below = {ir.reduction(r)[1] for r in reduces_below(node.args)}
         if is_apt and node.args[0].extent == domain and below == {axes}:
             return _lie_together(axes)

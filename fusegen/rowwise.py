@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.carrying import Staged, carry
 from fusegen.grouping import ordered
 from fusegen.hoisting import reduced_over_rows, shared_by_rows
@@ -239,7 +239,7 @@ def _rows_first(reduces: Sequence[Expr], domain: Extent, axes: Extent) -> dict[E
     new = {}
     for node in reduces:
         kind, along = ir.reduction(node)
-        if node.args[0].extent != domain or kind not in ("sum", *ir.MAXIMA):
+        if node.args[0].extent != domain or kind not in ("sum", *arity.MAXIMA):
             continue
         for first in (axes, domain - axes) if kind == "sum" else (axes,):
             if along > first and node not in new:

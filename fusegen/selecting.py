@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.bound import Bound
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr, Graph
@@ -46,7 +46,7 @@ def read_at_places(state: Pass, roots: list[Expr]) -> list[Expr]:
             return node
         (group,) = axes
         there = partial(taken, group=group, place=place)
-        found = at_place(node.args[0], group, there, ir.ARITY)
+        found = at_place(node.args[0], group, there, arity.ARITY)
         return node if found is None else found
 
     return ir.rewrite(roots, rule)

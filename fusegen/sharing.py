@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.autodiff import NO_SHARE
 from fusegen.ir import Expr
 
@@ -93,7 +93,7 @@ def _parts(node: Expr, args: Sequence[Parts], axes: Sequence[int], pooled: Seque
 # The arguments in which an operation is linear together; of a product, it is one of the two.
 _PLACES = {
     **{op: frozenset({0, 1}) for op in ("add", "sub", "mul")},
-    **dict.fromkeys(("neg", "div", *ir.CASTS), frozenset({0})),
+    **dict.fromkeys(("neg", "div", *arity.CASTS), frozenset({0})),
     "where": frozenset({1, 2}),
 }
 
@@ -133,7 +133,7 @@ def without_factors(shares: Expr, leaf: Expr, pooled: Sequence[int]) -> tuple[Ex
 
 def _factor(node: Expr, pooled: Sequence[int]) -> tuple[Expr, Callable[[Expr], Expr]] | None:
     """A linear operation on what windows differ in, taken off; None where there is none."""
-    if node.op not in _PLACES or node.op in ir.CASTS:
+    if node.op not in _PLACES or node.op in arity.CASTS:
         return None
     differing = [i for i, arg in enumerate(node.args) if not _is_of_element(arg, pooled)]
     if node.op == "where" and differing and differing[0] == 0:
@@ -158,7 +158,7 @@ def _is_of_element(expr: Expr, pooled: Sequence[int]) -> bool:
     for node in ir.topological([expr]):
         split = {g for g in node.extent if g in pooled}
         within = {pooled[-1 - g] for g in node.extent if g < 0}
-        is_known = node.op in ir.ARITY or node.op in ("input", "const", "count")
+        is_known = node.op in arity.ARITY or node.op in ("input", "const", "count")
         if not is_known or node.kind == "noise" or (node.op == "input" and split != within):
             return False
     return True

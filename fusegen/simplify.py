@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.autodiff import NO_SHARE
 from fusegen.ir import Expr, Extent, Graph, const, constant, primitive
 from fusegen.patterns import is_log_softmax, placed, unshifted
@@ -321,7 +321,7 @@ def _reduce(this: _Pass, node: Expr) -> Expr:
     varying = [a for a in first.args if a.extent & axes]
     is_named = kind == "pick" and where[0].op == "input" and max(axes) < 0
     # Of a linear map of one value: the map of what is picked of it, and 0 where that is nothing.
-    if is_named and len(varying) == 1 and first.op in (*ir.CASTS, "neg", "add", "sub", "mul"):
+    if is_named and len(varying) == 1 and first.op in (*arity.CASTS, "neg", "add", "sub", "mul"):
         picked = {varying[0]: this.reduce("pick", axes, varying[0], *where)}
         return this.build(first.op, *(picked.get(a, a) for a in first.args))
     return node
@@ -395,5 +395,5 @@ _RULES: Mapping[str, Callable[[_Pass, Expr], Expr]] = {
     "where": _where,
     "logical_not": _logical_not,
     "reduce": _reduce,
-    **dict.fromkeys(ir.CASTS, _cast),
+    **dict.fromkeys(arity.CASTS, _cast),
 }

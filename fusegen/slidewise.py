@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
 from fusegen.kernel import Kernel
@@ -95,7 +95,7 @@ def _once_per_window(state: Pass, window: Extent) -> list[Expr]:
     found = []
     for node in ir.topological(covers):
         for arg in node.args:
-            is_fixed = arg.op in ir.ARITY and not arg.extent & window and arg.kind == "number"
+            is_fixed = arg.op in arity.ARITY and not arg.extent & window and arg.kind == "number"
             if node.extent & window and is_fixed and _is_dear(arg):
                 found.append(arg)
     return found

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.grouping import ordered
 from fusegen.hoisting import shared
 from fusegen.ir import Expr, Extent
@@ -186,14 +186,14 @@ def positions_as_numbers(state: Pass, roots: list[Expr]) -> list[Expr]:
     they meet; the first of the largest as the least of their positions, and what stands at one as a
     sum.
     """
-    places: dict[tuple[Extent, ir.Kind], Expr] = {}
+    places: dict[tuple[Extent, arity.Kind], Expr] = {}
 
     def is_whole(index: Expr) -> bool:
         return index.op == "input" and index.kind == "index"
 
     whole = {n.args[0] for n in ir.topological(roots) if n.op == "eq" and is_whole(n.args[1])}
 
-    def place(axes: Extent, kind: ir.Kind = "number") -> Expr:
+    def place(axes: Extent, kind: arity.Kind = "number") -> Expr:
         key = axes, kind
         if key not in places:
             places[key] = ir.tensor(state.fresh("position_along"), axes, 0, kind)
@@ -215,7 +215,7 @@ def positions_as_numbers(state: Pass, roots: list[Expr]) -> list[Expr]:
             candidates = ir.primitive("where", is_largest, -place(axes), -math.inf)
             return -ir.reduce("bound", axes, candidates)
         if kind == "pick":
-            kind_of_place: ir.Kind = "index" if is_whole(node.args[1]) else "number"
+            kind_of_place: arity.Kind = "index" if is_whole(node.args[1]) else "number"
             is_there = ir.primitive("eq", place(axes, kind_of_place), node.args[1])
             if value.kind != "truth":
                 return ir.reduce_sum(ir.primitive("where", is_there, value, 0.0), axes)
@@ -245,9 +245,9 @@ def gather(state: Pass, nodes: Sequence[Expr]) -> tuple[tuple[Reduction, ...], d
         known[node] = leaf
         if kind in ("mean", "variance"):
             moments.setdefault((node.args[0], axes), []).append((kind, leaf))
-        elif kind in (*ir.MAXIMA, "argmax"):
+        elif kind in (*arity.MAXIMA, "argmax"):
             maxima.setdefault((node.args[0], axes), []).append(
-                ("max" if kind in ir.MAXIMA else kind, leaf)
+                ("max" if kind in arity.MAXIMA else kind, leaf)
             )
         elif kind == "pick":
             reductions.append(Reduction("pick", node.args[0], (("pick", leaf),), node.args[1]))
@@ -264,7 +264,7 @@ def _result_stem(kind: str, node: Expr) -> str:
     value = node.args[0]
     stems = {"sum": "total", "pick": "winner", "argmax": "winner_index"}
     # Not maximum, which is a function of two, by which narrow arithmetic spells bounds.
-    stems |= dict.fromkeys(ir.MAXIMA, "peak")
+    stems |= dict.fromkeys(arity.MAXIMA, "peak")
     return (
         f"picked_{ir.name_of(value)}"
         if kind == "pick" and value.op == "input"

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.ir import Expr
 from fusegen.lower import Mark, remarked
 from fusegen.target import STORAGE, Target
@@ -58,7 +58,7 @@ _BINDING = {
     "add": 6,
     "sub": 6,
     "mul": 7,
-    "div": 7,
+    **dict.fromkeys(("div", arity.QUOTIENT), 7),
     "sigmoid": 7,
     "rsqrt": 7,
     "neg": 8,
@@ -168,7 +168,7 @@ def element_function(
     nodes = ir.topological(roots)
     writer.uses.update(a for node in nodes for a in node.args)
     writer.taken.update(n for n, _ in results)
-    writer.exact |= _exact(nodes)
+    writer.exact |= _exact(nodes, roots)
     leaves = _leaves(nodes)
     for leaf in leaves:
         writer.name(leaf, leaf_name(leaf, group_names))
@@ -197,11 +197,14 @@ def _leaves(nodes: Iterable[Expr]) -> list[Expr]:
     return [n for n in nodes if n.op in ("input", "count", "position", "covered")]
 
 
-def _exact(nodes: Iterable[Expr]) -> set[Expr]:
-    """The integers that are compared with others, or computed with: all of their digits matter."""
-    met = [n for n in nodes if n.op in ir.COMPARISONS and {a.kind for a in n.args} == {"whole"}]
+def _exact(nodes: Iterable[Expr], roots: Iterable[Expr]) -> set[Expr]:
+    """The integers that are compared with others, computed with, or given as they are: all of
+    their digits matter.
+    """
+    met = [n for n in nodes if n.op in arity.COMPARISONS and {a.kind for a in n.args} == {"whole"}]
     waiting = [a for n in met for a in n.args]
     waiting += [n for n in nodes if n.kind == "whole" and n.args]
+    waiting += [n for n in roots if n.kind == "whole"]
     found = set[Expr]()
     while waiting:
         node = waiting.pop()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
 from fusegen.rowaxes import domain_of
@@ -77,7 +77,7 @@ def _part_at(state: Pass, first_of: Callable[[Expr], Extent]) -> None:
             return node
         kind, axes = ir.reduction(node)
         first = first_of(node)
-        if not first or kind not in ("sum", *ir.MAXIMA):
+        if not first or kind not in ("sum", *arity.MAXIMA):
             return node
         return _in_two_steps(kind, node.args[0], first, axes - first, place)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.aheadviews import AheadView
 from fusegen.indexing import Read
 from fusegen.passingviews import FEW_LANES, MOST_IN_PAIRS
@@ -55,7 +55,7 @@ class SummingView(AheadView):
         """Whether short rows of single elements leave room for a third block beside their sums."""
         held = self.elements * len(self.full_reads + self.along_reads + self.sums)
         nodes = ir.topological(self.expressions)
-        many = sum(n.op in ir.ARITY and n.extent == self._all for n in nodes)
+        many = sum(n.op in arity.ARITY and n.extent == self._all for n in nodes)
         fits = held <= _MOST_STAGED and many <= _MOST_SIMPLE
         return self.is_staged and self._words == 1 and fits
 

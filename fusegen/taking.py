@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.ir import Expr
 from fusegen.ops import Op
 from fusegen.unsaid import COPYING
@@ -85,7 +85,7 @@ def is_elementwise(value: Expr) -> bool:
 
 def _is_plain(node: Expr) -> bool:
     if node.op != "call":
-        return node.op in ("input", "const", *ir.ARITY)
+        return node.op in ("input", "const", *arity.ARITY)
     op, slots = node.attrs[:2]
     if not isinstance(op, Op) or op.shaping != "same" or op.window_axes or op.groups:
         return False
@@ -100,7 +100,7 @@ def _is_pointwise(op: Op, node: Expr, x: Expr) -> bool:
         found = op.function(x, **attributes)
     except Exception:  # whatever it wants of x or is not given: it is taken behind it
         return False
-    return all(n.op in ("input", "const", *ir.ARITY) for n in ir.topological([found]))
+    return all(n.op in ("input", "const", *arity.ARITY) for n in ir.topological([found]))
 
 
 class Place(NamedTuple):

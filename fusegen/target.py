@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fusegen.ir import CASTS, QUANTISING_CASTS, WRAPS
+from fusegen.arity import CASTS, QUANTISING_CASTS, QUOTIENT, WRAPS
 
 # fp16 and bf16 are computed in fp32; only fp64 needs fp64.
 COMPUTE = {"float16": "float", "bfloat16": "float", "float32": "float", "float64": "double"}
@@ -140,7 +140,7 @@ _COMMON = {
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
-    "div": "{0} / {1}",
+    **dict.fromkeys(("div", QUOTIENT), "{0} / {1}"),
     "neg": "-{0}",
     "abs": "fabs{f}({0})",
     "exp": "exp{f}({0})",

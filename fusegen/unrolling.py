@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.bound import Bound
 from fusegen.grouping import Grouping, collapse
 from fusegen.ir import Expr, Graph
@@ -140,7 +140,7 @@ def _pieces(node: Expr, args: list[list[Expr]], axis: int, count: int) -> list[E
     if node.op == "repeated":
         axes = set(ir.axes_of(node)) - {axis}
         return [ir.repeated(p, axes) for p in _everywhere(args[0], count)]
-    if node.op not in ir.ARITY and node.op != "reduce":
+    if node.op not in arity.ARITY and node.op != "reduce":
         return None
     spread = [_everywhere(a, count) for a in args]
     return [_settled(node, tuple(a[k] for a in spread)) for k in range(count)]
@@ -179,7 +179,7 @@ def _reduced(node: Expr, args: list[list[Expr]], axis: int, count: int) -> Expr 
     if kind == "argmax":
         return None
     parts = [ir.reduce("mean" if kind == "variance" else kind, rest, v) for v in values]
-    if kind in ir.MAXIMA:
+    if kind in arity.MAXIMA:
         return functools.reduce(lambda a, b: ir.primitive("maximum", a, b), parts)
     total = functools.reduce(lambda a, b: a + b, parts)
     if kind == "sum":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fusegen.arity import ARITY
 from fusegen.ir import (
-    ARITY,
     Expr,
     Graph,
     axes_of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
 from fusegen.kernel import Family
@@ -66,7 +66,7 @@ def way_of(node: Expr, strips: Strips | None) -> Way:
         columns = tuple(g for g in domain if g > max(passing))
         within = tuple(g for g in columns if g in axes)
         is_beside = within == columns[len(columns) - len(within) :] != columns
-        if is_beside and (not within or kind in ir.MOMENTS):
+        if is_beside and (not within or kind in arity.MOMENTS):
             kept = tuple(g for g in domain if g not in axes and g not in columns)
             return Way("outer", kept, columns, frozenset(within))
     if domain[-1] in axes:

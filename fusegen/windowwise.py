@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
 from fusegen.kernel import Kernel
@@ -203,7 +203,7 @@ def windows_first(exprs: Iterable[Expr], window: Extent) -> dict[Expr, Expr]:
 
     def reach(value: Expr, index: Expr) -> Expr:
         waits = any(ir.reduction(r)[1] != window for r in reduces_below([value]))
-        if not value.extent & window or not waits or value.op not in ir.ARITY:
+        if not value.extent & window or not waits or value.op not in arity.ARITY:
             return ir.reduce("pick", window, value, index)
         return ir.rebuild(value, tuple(reach(a, index) for a in value.args))
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.ir import Expr
 
 Array = np.ndarray[Any, Any]
@@ -89,9 +89,10 @@ def _rounded(dtype: str) -> Callable[[Array], Array]:
     return lambda x: np.asarray(torch.from_numpy(np.array(x)).to(kind).double())
 
 
-NUMPY |= {op: lambda a, t=t: a.astype(np.int64).astype(t) for op, t in ir.WRAPS.items()}
-NUMPY |= {op: lambda a: np.asarray(a).astype(np.int64) for op in ir.MADE}
-NUMPY |= {op: _rounded(t) for op, t in {**ir.CASTS, **ir.QUANTISING_CASTS}.items()}
+NUMPY |= {op: lambda a, t=t: a.astype(np.int64).astype(t) for op, t in arity.WRAPS.items()}
+NUMPY[arity.QUOTIENT] = lambda a, b: np.trunc(a / b)
+NUMPY |= {op: lambda a: np.asarray(a).astype(np.int64) for op in arity.MADE}
+NUMPY |= {op: _rounded(t) for op, t in {**arity.CASTS, **arity.QUANTISING_CASTS}.items()}
 
 
 def shape_of(extent: Iterable[int], domain: Domain) -> tuple[int, ...]:
@@ -172,7 +173,7 @@ def _reduced(node: Expr, args: list[Array], domain: Domain) -> Array:
         return value.mean(dims, keepdims=True)
     if kind == "variance":
         return value.var(dims, keepdims=True)
-    if kind in ir.MAXIMA:
+    if kind in arity.MAXIMA:
         return value.max(dims, keepdims=True)
     # The rest know positions: the axes go last, outermost first, and become one.
     positions = _positions(ir.axes_of(ir.position(axes, 0)), domain)
@@ -209,9 +210,9 @@ LEAVES = tuple(ir.tensor(name, extent, 3) for name, extent in NAMES.items())
 CONSTANTS = (0.0, -0.0, 1.0, -1.0, 2.0, 0.2, -0.5, 3.0)
 _NUMERIC = tuple(
     op
-    for op in ir.ARITY
-    if op not in (*ir.COMPARISONS, *ir.CONNECTIVES, "where", "pow")
-    and op not in (*ir.CASTS, *ir.QUANTISING_CASTS, *ir.WRAPS, *ir.MADE)
+    for op in arity.ARITY
+    if op not in (*arity.COMPARISONS, *arity.CONNECTIVES, "where", "pow")
+    and op not in (*arity.CASTS, *arity.QUANTISING_CASTS, *arity.WRAPS, *arity.MADE, arity.QUOTIENT)
 )
 # The common ones more often, so that rules meet what they look for.
 OPERATIONS = (
@@ -248,21 +249,21 @@ def build(recipe: Recipe, operations: Sequence[str] = OPERATIONS) -> list[Expr]:
         op = operations[op_code % len(operations)]
         # Counted from the end, so that small numbers build on what was made last.
         a, b, c = (pool[-1 - i % len(pool)] for i in picks[:3])
-        if op in ir.REDUCE_KINDS:
+        if op in arity.REDUCE_KINDS:
             node = ir.reduce(op, AXES[picks[1] % len(AXES)], a)
         elif op == "where":
             if picks[3] % 3 == 0:
-                compare = ir.COMPARISONS[picks[3] % len(ir.COMPARISONS)]
+                compare = arity.COMPARISONS[picks[3] % len(arity.COMPARISONS)]
                 conditions.append(ir.primitive(compare, b, c))
             if picks[3] % 7 == 0:
-                connective = ir.CONNECTIVES[picks[3] % 3]
-                arity = ir.ARITY[connective]
-                conditions.append(ir.primitive(connective, *conditions[-arity:]))
+                connective = arity.CONNECTIVES[picks[3] % 3]
+                count = arity.ARITY[connective]
+                conditions.append(ir.primitive(connective, *conditions[-count:]))
             node = ir.primitive("where", conditions[-1 - picks[2] % len(conditions)], a, b)
         elif op == "pow_number":
             node = ir.primitive("pow", a, (0.0, 1.0, 2.0, 3.0, -1.0, 0.5)[picks[1] % 6])
         else:
-            node = ir.primitive(op, *(a, b, c)[: ir.ARITY[op]])
+            node = ir.primitive(op, *(a, b, c)[: arity.ARITY[op]])
         pool.append(node)
     return pool[len(LEAVES) + len(CONSTANTS) :]
 

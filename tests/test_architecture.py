@@ -22,6 +22,7 @@ TEMPLATES = ROOT / "templates"
 ORDER = (
     "errors",
     "locking",
+    "arity",
     "ir",
     "verification",
     "windowing",
@@ -359,7 +360,7 @@ def test_a_template_names_no_op(path: Path) -> None:
     # A primitive's name is C's own word for it, or nearly: `log`, `where`. So are an accumulator's
     # and a namespace's. Every other sentence has `to`, and Jinja a filter `select`;
     # what lies apart in memory is gathered.
-    words = {*fusegen.ir.REDUCE_KINDS, "min", "std", "to", "select", "gather"}
+    words = {*fusegen.arity.REDUCE_KINDS, "min", "std", "to", "select", "gather"}
     ours = {name for name, op in fusegen.OPS.items() if not op.is_primitive}
     op_names = sorted(ours - words)
     assert op_names

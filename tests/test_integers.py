@@ -258,6 +258,85 @@ def test_no_digit_of_large_integers_is_lost(device):
     assert fused(x, m, n).tolist() == [3.0, 9.0, 3.0]
 
 
+BIG = 2**24 + 1  # which float32 has not
+# Moved, met by itself, or by conditions: no digit is lost.
+MOVED = {
+    "copied": lambda m: m.clone(),
+    "in a row": lambda m: m.flatten(),
+    "with an axis": lambda m: m.unsqueeze(1),
+    "one column": lambda m: m[:, 0],
+    "a part": lambda m: m.chunk(3, 1)[0],
+    "beside itself": lambda m: torch.cat([m, m], 1),
+    "alike": lambda m: m[:, None, :] == m[:, :, None],
+    "off each other": lambda m: m[:, None] - m[:, :, None],
+    "where positive": lambda m: (m > 0) * m,
+    "one more where positive": lambda m: m + (m > 0),
+    "a product where large": lambda m: (m * m > 100) * m,
+}
+
+
+@pytest.mark.parametrize("whole", ["int32", "int64"])
+@pytest.mark.parametrize("name", MOVED)
+def test_integers_keep_all_of_their_digits(name, whole, device):
+    function = MOVED[name]
+    m = torch.tensor([[BIG, -7, 3], [5, -BIG, 2 * BIG - 1]], dtype=getattr(torch, whole))
+    m = m.to(device)
+    found, wanted = fusegen.compile(function)(m), function(m)
+    assert found.dtype == wanted.dtype
+    assert torch.equal(found, wanted)
+
+
+def test_the_largest_integers_are_moved_as_they_are(device):
+    m = torch.tensor([2**63 - 1, -(2**63), 2**62 + 1], device=device)
+    kept = torch.tensor([True, False, True], device=device)
+    for text in ("clone", "flatten", "unsqueeze(0)"):
+        fused = fusegen.compile(text)
+        assert torch.equal(fused(m), fused.reference(m))
+    assert torch.equal(fusegen.compile("mul(c)")(m, kept), m * kept)
+
+
+# By a number that is written: // and % round down, fmod and div(rounding_mode="trunc") cut off.
+DIVIDED = {
+    "//": lambda m, n: m // n,
+    "%": lambda m, n: m % n,
+    "fmod": lambda m, n: m.fmod(n),
+    "trunc": lambda m, n: torch.div(m, n, rounding_mode="trunc"),
+    "floor": lambda m, n: torch.div(m, n, rounding_mode="floor"),
+}
+
+
+@pytest.mark.parametrize("whole", INTEGERS)
+@pytest.mark.parametrize("name", DIVIDED)
+def test_integers_are_divided_by_integers(name, whole, device):
+    kind, limits = getattr(torch, whole), torch.iinfo(getattr(torch, whole))
+    m = torch.tensor([limits.min, limits.max, limits.max - 1, 0, 1, 7, 8], dtype=kind)
+    m = torch.cat([m, -m[4:]]).to(device)
+    for number in (1, 2, 3, 7, *(() if whole == "uint8" else (-1, -2, -3))):
+        given = m[1:] if number == -1 else m  # the least has no opposite; torch dies of it
+        found = fusegen.compile(lambda m, n=number: DIVIDED[name](m, n))(given)
+        wanted = DIVIDED[name](given, number)
+        assert found.dtype == wanted.dtype
+        assert torch.equal(found, wanted)
+
+
+def test_an_integer_is_rounded_to_itself_and_has_a_sign(device):
+    for whole in INTEGERS:
+        m = torch.tensor([0, 1, 100, 3], dtype=getattr(torch, whole), device=device)
+        m = m if whole == "uint8" else torch.cat([m, -m])
+        for name in ("floor", "ceil", "round", "trunc", "sign"):
+            found = fusegen.compile(lambda m, name=name: getattr(m, name)())(m)
+            assert found.dtype == m.dtype
+            assert torch.equal(found, getattr(m, name)())
+
+
+def test_places_are_told_apart_by_their_remainders(device):
+    def striped(x, places):
+        return torch.where(places // 4 % 2 == 0, x, -x) * (places % 3 != 1)
+
+    x, places = torch.randn(5, 40, device=device), torch.arange(40, device=device)
+    assert torch.equal(fusegen.compile(striped)(x, places), striped(x, places))
+
+
 @pytest.mark.parametrize("whole", INTEGERS)
 def test_integers_wrap_where_their_type_ends(whole, device):
     kind = getattr(torch, whole)
@@ -299,6 +378,10 @@ REFUSED = {
     "in an activation": ("leaky_relu(0.1)", torch.uint8, {}, "nothing is computed of integers"),
     "out of range": ("eq(200)", torch.int8, {}, "with a number that their type has"),
     "compared with much": ("lt(16777216)", torch.int64, {}, "that their type has, below 2..24"),
+    "divided by 0": ("floor_divide(0)", torch.int64, {}, "divided by a number other than 0"),
+    "left by 0": ("remainder(0)", torch.int64, {}, "divided by a number other than 0"),
+    "divided by others": ("fmod(n)", torch.int64, {"n": torch.int64}, "and by no tensor"),
+    "cut off": ("trunc_divide(n)", torch.int64, {"n": torch.int64}, "and by no tensor"),
     "as parameters": ("layernorm(n)", torch.float32, {"n": torch.int8}, "operand 'n' is int8"),
     "as conditions": (
         "masked_fill(n, 1)",

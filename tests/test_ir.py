@@ -21,7 +21,7 @@ from evaluator import (
 )
 from hypothesis import given, settings
 
-from fusegen import ir, windowing
+from fusegen import arity, ir, windowing
 from fusegen.errors import ChainError
 from fusegen.ir import Expr, Graph, const, count, position, primitive, reduce, show, tensor
 from fusegen.verification import verify
@@ -292,7 +292,7 @@ def test_the_verifier_refuses_a_broken_graph(graph: Graph) -> None:
 
 
 def test_the_evaluator_knows_every_primitive() -> None:
-    assert set(NUMPY) == set(ir.ARITY)
+    assert set(NUMPY) == set(arity.ARITY)
 
 
 @many

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fusegen import chain, ir
+from fusegen import arity, chain, ir
 from fusegen.bind import bind
 from fusegen.describe import Situation, assumed_shapes, element_type, modules
 from fusegen.emission import make_entry
@@ -345,7 +345,7 @@ EVERY_EXAMPLE = [
 @pytest.mark.parametrize("example", EVERY_EXAMPLE, ids=lambda e: e.text)
 def test_what_kernels_write_is_what_was_asked_for(example):
     text = example.text
-    if example.steps[0].op in ir.COMPARISONS:
+    if example.steps[0].op in arity.COMPARISONS:
         text = f"{text} | where(yes, no)"
     for entry in entries(text):
         written = [b.name for k in entry.kernels for b, _ in k.stores if b.role == "output"]

@@ -6,7 +6,7 @@ import torch
 from evaluator import evaluate
 
 import fusegen
-from fusegen import OPS, ir
+from fusegen import OPS, arity, ir
 from fusegen.autodiff import vjp
 from fusegen.ops import lookup
 from fusegen.simplify import simplification
@@ -25,7 +25,7 @@ EXAMPLES = [
     for name, op in OPS.items()
     for example in op.examples
     if op.window_axes == 0
-    and name not in (*ir.COMPARISONS, *ir.CONNECTIVES, *FLAT)
+    and name not in (*arity.COMPARISONS, *arity.CONNECTIVES, *FLAT)
     and name not in ("to", "type_as")  # round to what they are told, and not in double precision
     and name not in TALLER
     and not any(p.placement == "labels" for p in op.parameters)  # test_losses has them

@@ -22,7 +22,7 @@ from evaluator import (
 )
 from hypothesis import given, settings
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.autodiff import NO_SHARE, vjp, winners
 from fusegen.ir import Expr, Graph, const, primitive, reduce, show
 from fusegen.simplify import simplify
@@ -119,7 +119,7 @@ def test_gradients_stay_up_to_rounding_wherever_they_are_finite(recipe: Recipe) 
 def costs(roots: Iterable[Expr]) -> tuple[int, int]:
     """(reductions, operations at every element)."""
     nodes = ir.topological(roots)
-    at_elements = [n for n in nodes if n.extent == X.extent and n.op in ir.ARITY]
+    at_elements = [n for n in nodes if n.extent == X.extent and n.op in arity.ARITY]
     return sum(n.op == "reduce" for n in nodes), len(at_elements)
 
 
@@ -390,7 +390,7 @@ def test_the_backward_of_chain_a_is_as_short_as_by_hand() -> None:
     assert inside is where(is_high, NO_SHARE, where(is_low, NO_SHARE, inside.args[2].args[2]))
     operations = Counter(n.op for n in ir.topological([dx, dbias]))
     assert operations["where"] == 6
-    assert sum(n for op, n in operations.items() if op in ir.ARITY) == 26
+    assert sum(n for op, n in operations.items() if op in arity.ARITY) == 26
 
 
 def test_the_backward_of_layernorm_has_two_sums_a_row_and_one_for_each_parameter() -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from fusegen.ir import Expr, primitive
+from fusegen.ir import Expr, primitive, quotient
 from fusegen.ops.eager import function_of
 from fusegen.ops.registry import op
 from fusegen.ops.schema import Channel
@@ -88,13 +88,28 @@ def _floored(x: Any, other: Any) -> Any:
 def floor_divide(x: Expr, other: float) -> Expr:
     """x by a number, rounded down; gradient 0."""
     left, differs = _left_by(x, other)
+    if x.kind == "whole":
+        cut = quotient(x, other)
+        return primitive("where", differs, cut - 1, cut)
     exact = (x - left) / other
     exact = primitive("where", differs, exact - 1.0, exact)
     whole = primitive("floor", exact)
     whole = primitive("where", exact - whole > 0.5, whole + 1.0, whole)
-    quotient = primitive("detach", x / other)
-    whole = primitive("where", primitive("eq", exact, 0.0), quotient * 0.0, whole)
-    return whole if other else quotient
+    as_divided = primitive("detach", x / other)
+    whole = primitive("where", primitive("eq", exact, 0.0), as_divided * 0.0, whole)
+    return whole if other else as_divided
+
+
+def _cut(x: Any, other: Any) -> Any:
+    return function_of("torch.div")(x, other, rounding_mode="trunc")
+
+
+@op(reference=_cut, samples=[(0.75,), (-0.5,)], ulp=1, equal="torch.div")
+def trunc_divide(x: Expr, other: Expr | float) -> Expr:
+    """x by a number or a tensor, cut off behind the point; gradient 0."""
+    if x.kind == "whole" and not (isinstance(other, Expr) and other.kind == "number"):
+        return quotient(x, other)
+    return primitive("trunc", x / other)
 
 
 def _number_beside(name: str) -> Callable[..., Any]:

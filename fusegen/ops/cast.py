@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from fusegen.ir import WRAPS, Expr, primitive
+from fusegen.arity import WRAPS
+from fusegen.ir import Expr, primitive
 from fusegen.ops.eager import function_of
 from fusegen.ops.registry import op
 from fusegen.ops.schema import Typed

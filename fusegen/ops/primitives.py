@@ -10,8 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from fusegen.arity import ARITY, COMPARISONS
 from fusegen.errors import ChainError
-from fusegen.ir import ARITY, COMPARISONS, Expr, Number, primitive
+from fusegen.ir import Expr, Number, primitive
 from fusegen.ops.definition import Op
 from fusegen.ops.eager import function_of
 from fusegen.ops.registry import register

@@ -12,8 +12,9 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from fusegen.arity import Kind
 from fusegen.errors import ChainError
-from fusegen.ir import Expr, Kind
+from fusegen.ir import Expr
 from fusegen.ops.eager import is_torchs
 
 Role = Literal["operand", "attribute", "either"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from fusegen import ir
+from fusegen import arity, ir
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops.schema import Attribute, Parameter, integers, parameters_of, spell
@@ -194,7 +194,7 @@ class Step:
         if definition is None:
             return ()
 
-        def leaf(name: str, kind: ir.Kind = "number") -> Expr:
+        def leaf(name: str, kind: arity.Kind = "number") -> Expr:
             return ir.tensor(name, range(-MOST_AXES, 0), MOST_AXES, kind)
 
         attributes = dict(self.attributes)
@@ -262,7 +262,7 @@ def _arguments(step: Step, parameters: tuple[Parameter, ...]) -> list[str]:
     return positional + by_keyword
 
 
-def _stand_in(leaf: Callable[[str, ir.Kind], Expr], parameter: Parameter) -> Expr | str:
+def _stand_in(leaf: Callable[[str, arity.Kind], Expr], parameter: Parameter) -> Expr | str:
     """What a body is given for a parameter when no tensor is known."""
     if parameter.is_type:
         return "float32"
@@ -278,7 +278,7 @@ def _body(step: Step, definition: Definition, rank: int) -> list[str]:
     everywhere = frozenset(range(-rank, 0))
     pooled = {a for a in range(1, definition.window_axes + 1) if a <= rank}
 
-    def leaf(name: str, kind: ir.Kind) -> Expr:
+    def leaf(name: str, kind: arity.Kind) -> Expr:
         return ir.tensor(name, everywhere, rank, kind)
 
     operands = {p: _stand_in(leaf, definition.parameter(p)) for p, _ in step.operands}
