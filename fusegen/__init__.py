@@ -93,25 +93,41 @@ def compile(source: str | Chain | Op | Callable[..., Any]) -> "Fused | Specialis
     Nothing is built before its first call. Raises ChainError for a mistake in the chain; of a
     function that asks for sizes or types, which only a call tells, the call does.
     """
+    if isfunction(source):
+        return _of_function(source)
     # Here, because they import torch.
     from fusegen.answers import Answers
     from fusegen.runtime import Fused  # the same
 
     try:
-        if isfunction(source):
-            found = Answers().noting(lambda: traced(source))
-            fused = Fused(found.alone(), found.loose)
-        else:
-            fused = Fused(Answers().noting(lambda: chain(source)))
+        return Fused(Answers().noting(lambda: chain(source)))
     except (NotKnownYet, UnsupportedError) as error:
         if isinstance(source, str | Chain):
             raise
         return _specialised(source, str(error))
-    if isfunction(source):  # so that help and inspect.signature tell what the function would
-        update_wrapper(fused, source, updated=())
-        fused._input = next(iter(signature_of(source).parameters))
-        fused._optionals = Optionals(source)
-        fused._instead = partial(_called_instead, fused, source)
+
+
+def _of_function(
+    source: Callable[..., Any], given: frozenset[str] = frozenset()
+) -> "Fused | Specialised":
+    """A function, compiled for tensors in the place of these of its parameters, which have a
+    default.
+    """
+    # Here, because they import torch.
+    from fusegen.answers import Answers
+    from fusegen.runtime import Fused  # the same
+
+    try:
+        found = Answers().noting(lambda: traced(source, given=given))
+        fused = Fused(found.alone(), found.loose)
+    except (NotKnownYet, UnsupportedError) as error:
+        return _specialised(source, str(error))
+    update_wrapper(fused, source, updated=())  # so that help and inspect.signature tell of it
+    fused._input = next(iter(signature_of(source).parameters))
+    fused._instead = partial(_called_instead, fused, source, bool(given))
+    if not given:
+        fused._optionals = Optionals(source, partial(_of_function, source))
+        fused._made_of = (compile, (source,))
     return fused
 
 
@@ -122,9 +138,16 @@ def _specialised(function: Callable[..., Any], reason: str) -> "Specialised":
     return Specialised(function, reason)
 
 
-def _called_instead(fused: "Fused", function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+def _called_instead(
+    fused: "Fused", function: Callable[..., Any], by_name: bool, *args: Any, **named: Any
+) -> Any:
     """The function traced for a call whose tensors its chain does not take."""
-    fused._instead = _specialised(function, "its chain does not take some tensors")
+    specialised = _specialised(function, "its chain does not take some tensors")
+
+    def called(x: Any, *operands: Any, **named: Any) -> Any:
+        return specialised(x, **dict(zip(fused._given, operands, strict=True)), **named)
+
+    fused._instead = called if by_name else specialised
     return fused._instead(*args, **named)
 
 

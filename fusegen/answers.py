@@ -96,8 +96,15 @@ class Chosen:
         for main, fused in self.rest:
             found = run(fused, self.taken(main, tensor), *self.operands(fused, tensor))
             results += found if isinstance(found, tuple) else [found]
-        given = [results[i] if isinstance(i, int) else self.taken(i, tensor) for i in self.order]
+        given = [results[i] if isinstance(i, int) else self._handed(i, tensor) for i in self.order]
         return put_together(self.form, given)
+
+    def _handed(self, name: str, tensor: Callable[[str], Tensor]) -> Tensor:
+        """A tensor that is given as a result: what is made is kept, and another one is given."""
+        found = self.taken(name, tensor)
+        while name in self.views:
+            name = self.views[name].of
+        return found.clone() if name in self.made else found
 
     def _seen(
         self, x: str, tensor: Callable[[str], Tensor], run: Callable[..., Any]
@@ -385,9 +392,9 @@ class Answers:
 
     def _compiled(self, chain: Chain, loose: object = None) -> Fused:
         """The chain, compiled once; what is loose was found not to be integers."""
-        if chain not in self._fused:
-            remember(self._fused, chain, Fused(chain))
-        return self._fused[chain]
+        if (found := self._fused.get(chain)) is None:
+            remember(self._fused, chain, found := Fused(chain))
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Answers, ()  # it holds no state but caches, and those are one module's

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -164,6 +164,11 @@ def check_out(out: Any, chain: Chain, bound: Bound, tensors: Sequence[Tensor]) -
             "argument 'out' needs a gradient, which a tensor that is written in place cannot have; "
             "pass out.detach(), or call under torch.no_grad()"
         )
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise ArgumentError(
+            "argument 'out' was made under torch.inference_mode(), outside of which nothing may be "
+            "written to it; pass out.clone(), or call under it"
+        )
     if _is_expanded(out):
         raise ArgumentError(
             f"argument 'out': got an expanded tensor of shape {have[0]}, where one place in memory "
@@ -254,11 +259,39 @@ def require_floats(
             )
 
 
+def in_order(
+    names: Sequence[str], operands: Sequence[Tensor], named: Mapping[str, Tensor], expected: str
+) -> tuple[Tensor, ...]:
+    """The operands of these names, given by position and by name."""
+    given = dict(zip(names, operands, strict=False))
+    if len(operands) > len(names):
+        raise ArgumentError(f"got {len(operands)} operands, wanted {len(names)}: {expected}")
+    for name in named:
+        if name not in names:
+            raise ArgumentError(f"no operand is called {name!r}: {expected}")
+        if name in given:
+            raise ArgumentError(f"operand {name!r} is given twice, by position and by name")
+    given |= named
+    missing = [n for n in names if n not in given]
+    if missing:
+        raise ArgumentError(f"operand {missing[0]!r} is missing: {expected}")
+    return tuple(given[n] for n in names)
+
+
+_default = torch.get_default_dtype
+
+
+def default_met(*args: Any) -> torch.dtype | None:
+    """torch's default type, where integers or conditions are met, whose results may have it."""
+    is_met = any(isinstance(t, Tensor) and not t.is_floating_point() for t in args)
+    return _default() if is_met else None
+
+
 def kinds_of(args: tuple[Any, ...]) -> Any:
     """What decides for a chain, of arguments that are all dense tensors; else None."""
     if not all(isinstance(t, Tensor) and t.layout == torch.strided for t in args):
         return None
-    kinds = tuple([(t.shape, t.stride(), t.dtype, t.device) for t in args])
+    kinds = (_default(), *[(t.shape, t.stride(), t.dtype, t.device) for t in args])
     if not torch._C._is_any_autocast_enabled():
         return kinds
     device = args[0].device.type

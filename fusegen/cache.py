@@ -108,7 +108,7 @@ def environment() -> Environment:
     cache_dir = os.path.expanduser(cache_dir)
     if cache_dir.startswith("~"):
         raise CacheError(f"no home directory for {cache_dir}; set FUSEGEN_CACHE_DIR")
-    if found := re.search(r"[:$|\n]", cache_dir):
+    if found := re.search(r"[:$|\n\r]", cache_dir):
         raise CacheError(
             f"the cache's path {cache_dir!r} has a {found[0]!r}, with which ninja cannot build; "
             "name another directory in FUSEGEN_CACHE_DIR"

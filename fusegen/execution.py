@@ -280,12 +280,12 @@ class Call:
         again = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         wanted = tuple([t.requires_grad for t in tensors]) if again else None
         key = (wanted, *[(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
-        if key not in step.calls:
+        if (call := step.calls.get(key)) is None:
             found = self.found.derived(step.found, tensors)
             with no_collection():
                 call = self.part.prepare(found, tensors, wanted, self.signature)
             remember(step.calls, key, call)
-        return step.calls[key]
+        return call
 
 
 class Step:

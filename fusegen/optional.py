@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fusegen.trace import traced
-
 
 class Optionals:
     """Which parameters of a function, behind its first, are None unless a call gives a tensor; of
-    a chain that is no function, which is None, none.
+    a chain that is no function, which is None, none. compile gives what the function is compiled
+    to for tensors in the place of some of them.
     """
 
-    def __init__(self, function: Callable[..., Any] | None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any] | None,
+        compile: Callable[[frozenset[str]], Any] | None = None,
+    ) -> None:
         signature = inspect.Signature() if function is None else inspect.signature(function)
         parameters = list(signature.parameters.values())[1:]
         self.order = tuple(p.name for p in parameters if p.kind != p.KEYWORD_ONLY)
         self.names = frozenset(p.name for p in parameters if p.default is None)
         self.required = tuple(p.name for p in parameters if p.default is p.empty)
         self.numbers = frozenset(self.order) - self.names - {*self.required}
-        self.function = function
+        self.compile = compile
         self.found: dict[frozenset[str], Any] = {}
 
     def by_name(
@@ -46,14 +48,7 @@ class Optionals:
         """
         operands, named = self.by_name(operands, named)
         also = self.names.intersection(named)
-        return (self.compiled(type(own), also) if also else own), operands, named
-
-    def compiled(self, compile: Callable[..., Any], chosen: frozenset[str]) -> Any:
-        """The function compiled for tensors in the place of some of them."""
-        assert self.function is not None
-        if chosen not in self.found:
-            found = traced(self.function, given=chosen)
-            fused = compile(found.alone(), found.loose)
-            self.found[chosen] = functools.update_wrapper(fused, self.function, updated=())
-            fused._input = next(iter(inspect.signature(self.function).parameters))
-        return self.found[chosen]
+        if also and also not in self.found:
+            assert self.compile is not None
+            self.found[also] = self.compile(also)
+        return (self.found[also] if also else own), operands, named

@@ -221,8 +221,8 @@ def make_plan(
 
 
 def remember(plans: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keep a plan; with every shape seen only once, the oldest go."""
+    """Keep a plan; with every shape seen only once, the oldest go, which two threads may do."""
     if len(plans) >= _MOST_PLANS:
         for old in list(plans)[: _MOST_PLANS // 2]:
-            del plans[old]
+            plans.pop(old, None)
     plans[key] = value

@@ -25,6 +25,8 @@ from fusegen.arguments import (
     check_tensor,
     check_tensors,
     count_modes,
+    default_met,
+    in_order,
     is_recorded,
     is_symbolic,
     kinds_of,
@@ -35,6 +37,7 @@ from fusegen.arguments import (
 from fusegen.autocasting import is_sensitive, under_autocast
 from fusegen.bound import Bound
 from fusegen.cache import build_key
+from fusegen.copying import Cached
 from fusegen.errors import ArgumentError, EmptyReductionError, OtherAxesError, UnsupportedError
 from fusegen.execution import Part, Result
 from fusegen.inlining import applied
@@ -54,7 +57,7 @@ from fusegen.target import H200_GB_PER_S
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
-class Fused:
+class Fused(Cached):
     """A compiled chain. Call it with x and the operands, in the chain's order or by name.
 
     It returns what the eager chain returns, of the same shape and dtype, which lies in memory as x
@@ -66,14 +69,8 @@ class Fused:
         self.chain = chain
         self._loose = loose  # tensors that must not be integers, which the chain would keep
         self._ways = ways(chain)
-        self._parts = tuple(tuple(Part(s.chain) for s in way) for way in self._ways)
-        self._single = self._parts[0][0] if tuple(map(len, self._parts)) == (1,) else None
-        # What was called before in one segment is known again by that, whichever way it is.
-        self._alone = tuple(parts[0] for parts in self._parts if len(parts) == 1)
+        self._forget()
         self._is_sensitive = is_sensitive(chain)
-        # Which way goes for what was called with, and its last segment, bound to that.
-        self._fitting: dict[Any, tuple[int, Bound]] = {}
-        self._autocast: dict[Any, Fused] = {}
         self._draws = bool(chain.drawn)
         self._updates = any(chain.updates(name) for name in chain.operands)
         # Plain attributes, which dynamo can read.
@@ -83,8 +80,21 @@ class Fused:
         self._optionals = Optionals(None)
         # What a function is compiled to for tensors that its chain does not take, and which are.
         self._instead: Any = None
-        self._refused: set[Any] = set()
+        self._refused: dict[Any, bool] = {}
+        self._made_of = self._otherwise = (Fused, (chain, loose))
         self._generator = build_key(generator())
+
+    def _forget(self) -> None:
+        """Have no plans, as at first."""
+        self._parts = tuple(tuple(Part(s.chain) for s in way) for way in self._ways)
+        self._single = self._parts[0][0] if tuple(map(len, self._parts)) == (1,) else None
+        # What was called before in one segment is known again by that, whichever way it is.
+        self._alone = tuple(parts[0] for parts in self._parts if len(parts) == 1)
+        # Which way goes for what was called with, and its last segment, bound to that.
+        self._fitting: dict[Any, tuple[int, Bound]] = {}
+        self._autocast: dict[Any, Fused] = {}
+        # torch's default type with which it was planned, where results may have that.
+        self._default: torch.dtype | None = None
 
     def __call__(
         self,
@@ -114,6 +124,8 @@ class Fused:
             operands = self._by_name(operands, named)
         if self._refused and kinds_of((x, *operands)) in self._refused:
             return self._instead(x, *operands, out=out)
+        if self._default is not None and self._default is not torch.get_default_dtype():
+            self._forget()
         given = operands
         if self._is_sensitive and torch._C._is_any_autocast_enabled():
             try:
@@ -138,6 +150,8 @@ class Fused:
             refuse_learning(self.chain, operands)
         try:
             require_floats(self._loose, self._given, (x, *given))
+            if self._default is None:
+                self._default = default_met(x, *given)
             return self._run(x, operands, out, is_plain=is_plain)
         except (ArgumentError, UnsupportedError) as error:
             return self._called_instead(error, x, given, out)
@@ -152,7 +166,8 @@ class Fused:
             result: Result = self._instead(x, *operands, out=out)
         except Exception:
             raise error from None
-        self._refused.add(kinds_of((x, *operands)))
+        if (kinds := kinds_of((x, *operands))) is not None:
+            remember(self._refused, kinds, True)
         return result
 
     def _run(
@@ -290,23 +305,10 @@ class Fused:
     def _by_name(
         self, operands: Sequence[Tensor], named: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:
-        names = self._given
-        given = dict(zip(names, operands, strict=False))
-        expected = f"the chain {self._text!r} takes {', '.join((self._input, *names))}"
+        expected = f"the chain {self._text!r} takes {', '.join((self._input, *self._given))}"
         if hasattr(self, "__wrapped__"):
             expected += "; a parameter with a default is a number of the chain"
-        if len(operands) > len(names):
-            raise ArgumentError(f"got {len(operands)} operands, wanted {len(names)}: {expected}")
-        for name in named:
-            if name not in names:
-                raise ArgumentError(f"no operand is called {name!r}: {expected}")
-            if name in given:
-                raise ArgumentError(f"operand {name!r} is given twice, by position and by name")
-        given |= named
-        missing = [n for n in names if n not in given]
-        if missing:
-            raise ArgumentError(f"operand {missing[0]!r} is missing: {expected}")
-        return tuple(given[n] for n in names)
+        return in_order(self._given, operands, named, expected)
 
     def reference(self, x: Tensor, *operands: Tensor, **named: Tensor) -> Any:
         """The same chain run with torch's own operations, one by one. What is drawn differs."""
@@ -370,12 +372,6 @@ class Fused:
 
     def __repr__(self) -> str:
         return f"fusegen.compile({self.chain.text!r})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Fused, (self.chain, self._loose)
-
-    def __deepcopy__(self, memo: object) -> Fused:
-        return self  # it holds no state but caches
 
 
 @functools.cache

@@ -9,7 +9,6 @@ so is what is built.
 from __future__ import annotations
 
 import inspect
-import pkgutil
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
@@ -21,6 +20,7 @@ from torch.compiler import is_dynamo_compiling
 
 from fusegen.answers import Answers, Chosen
 from fusegen.arguments import check_tensor, kinds_of
+from fusegen.copying import Cached
 from fusegen.errors import ArgumentError, ChainError
 from fusegen.ir import Expr
 from fusegen.ops import Chain
@@ -38,7 +38,7 @@ _TOO_MANY = (
 )
 
 
-class Specialised:
+class Specialised(Cached):
     """A function that asks for sizes or types, compiled: `fusegen.compile` gives it in the place of
     a `Fused`, and it is called as one.
 
@@ -51,6 +51,7 @@ class Specialised:
 
     def __init__(self, function: Callable[..., Any], reason: str) -> None:
         self._function, self._reason = function, reason
+        self._made_of = self._otherwise = (Specialised, (function, reason))
         self.__name__: str = getattr(function, "__name__", type(function).__name__)
         self._forward = forward = getattr(function, "forward", function)
         self._signature = inspect.signature(forward)
@@ -173,14 +174,3 @@ class Specialised:
 
     def __repr__(self) -> str:
         return f"fusegen.compile({self.__name__})"
-
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        name = getattr(self, "__qualname__", "")
-        try:
-            is_decorated = pkgutil.resolve_name(f"{self.__module__}:{name}") is self
-        except (AttributeError, ImportError, ValueError):
-            is_decorated = False
-        return name if is_decorated else (Specialised, (self._function, self._reason))
-
-    def __deepcopy__(self, memo: object) -> Specialised:
-        return self  # it holds no state but caches

@@ -22,6 +22,7 @@ TEMPLATES = ROOT / "templates"
 ORDER = (
     "errors",
     "locking",
+    "copying",
     "arity",
     "ir",
     "verification",

@@ -213,6 +213,12 @@ def test_names_of_operands_are_checked():
 
 # out=
 
+
+def inferred(*shape: int) -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.empty(shape)
+
+
 OUTS = {
     "another shape": (ones(2, 3, 4), ["argument 'out'", "got shape (2, 3, 4)", "(2, 3, 4, 6)"]),
     "another type": (ones(*X, dtype=torch.float64), ["argument 'out'", "float64", "float32"]),
@@ -223,6 +229,7 @@ OUTS = {
         ["argument 'out'", "needs a gradient", "detach"],
     ),
     "a sparse tensor": (ones(*X).to_sparse(), ["argument 'out'", "sparse"]),
+    "an inference tensor": (inferred(*X), ["argument 'out'", "inference_mode", "out.clone()"]),
     "elements that share memory": (
         ones(2, 3, 4, 1).expand(X),
         ["argument 'out'", "more than one element"],

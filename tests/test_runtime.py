@@ -13,7 +13,7 @@ import torch
 from numeric import outcome
 
 import fusegen
-from fusegen import ArgumentError, UnsupportedError, execution, modules, toolchain
+from fusegen import ArgumentError, UnsupportedError, execution, modules, plan, toolchain
 
 CHAIN = "leaky_relu(0.2) | add_channel(bias) | clamp(-1, 1) | gelu"
 
@@ -629,3 +629,40 @@ def test_memory_that_has_been_freed_is_told(device):
         tensor.untyped_storage().resize_(0)
         with pytest.raises(ArgumentError, match="whose memory has been freed"):
             fused(x, w)
+
+
+def test_the_default_type_is_that_of_each_call(device):
+    halved, both = fusegen.compile("div(2)"), fusegen.compile("add(0.5) | mul(b)")
+    layer = fusegen.Layer(_Halved())
+    x, b = torch.arange(4, device=device), torch.ones(4, device=device)
+    for _ in range(2):
+        for default in (torch.float32, torch.float64, torch.bfloat16):
+            torch.set_default_dtype(default)
+            try:
+                wanted = x / 2, (x + 0.5) * b
+                for found in ((halved(x), both(x, b)), (layer(x), both(x, b))):
+                    for have, want in zip(found, wanted, strict=True):
+                        assert have.dtype == want.dtype
+                        torch.testing.assert_close(have, want)
+            finally:
+                torch.set_default_dtype(torch.float32)
+
+
+class _Halved(torch.nn.Module):
+    def forward(self, x):
+        return x / 2
+
+
+def test_plans_that_two_threads_forget_are_no_error(monkeypatch):
+    monkeypatch.setattr(plan, "_MOST_PLANS", 4)
+
+    class Raced(dict):
+        def __iter__(self):
+            found = [*super().__iter__()]
+            self.pop(found[0], None)  # what another thread does meanwhile
+            return iter(found)
+
+    known = Raced()
+    for n in range(20):
+        plan.remember(known, n, n)
+    assert known[19] == 19

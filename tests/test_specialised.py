@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import fusegen
-from fusegen import ArgumentError, ChainError, Fused, Layer
+from fusegen import ArgumentError, ChainError, Fused, Layer, plan
 from fusegen.specialised import Specialised
 
 
@@ -1047,11 +1047,9 @@ def test_floats_that_meet_integers_are_floats_wherever_the_function_goes(device)
     ):
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, expected)
-    known = pickle.loads(pickle.dumps(fused))
-    with pytest.raises(ArgumentError, match=r"'mask' has torch\.int64"):
-        known(x, mask)
+    known = pickle.loads(pickle.dumps(fused))  # as the function, of which it is made
+    torch.testing.assert_close(known(x, mask), wanted)
     floats = mask.to(torch.bfloat16)
-    torch.testing.assert_close(known(x, floats), kept_off(x, floats))
     compiled = torch.compile(lambda x, mask: fused(x, mask), backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x, floats), kept_off(x, floats))
     with pytest.raises(Exception, match=r"has torch\.int64, which meets"):
@@ -1283,3 +1281,102 @@ def test_values_with_one_axis_are_put_along_that(device):
     x, y = torch.randn(2, 5, device=device)
     fused = fusegen.compile(lambda x, y: torch.hstack([x.exp(), y * 2]))
     torch.testing.assert_close(fused(x, y), torch.hstack([x.exp(), y * 2]))
+
+
+def drawn_or_not(x, mask=None):
+    return x * 1 if mask is None else x * mask * torch.rand(()).item()
+
+
+def sized_if_given(x, mask=None):
+    return x.sigmoid() if mask is None else x.sigmoid() * mask * x.size(0)
+
+
+def filled(x, mask=None):
+    return x.sigmoid() if mask is None else x.sigmoid() * mask * torch.full((8,), 0.5).to(x)
+
+
+def parted(x, mask=None):
+    return x.sigmoid() if mask is None else x.sigmoid() * mask[:4].repeat(2)
+
+
+def kept_off_if_given(x, mask=None, bias=None):
+    x = x.sigmoid()
+    x = x if mask is None else x * (1.0 - mask)
+    return x if bias is None else x + bias
+
+
+def given_back(x, mask=None):
+    return x.sigmoid() if mask is None else (x.sigmoid() * mask, mask)
+
+
+def with_axes(x, b, mask=None):
+    y = x + b.view(1, 8, 1)
+    return y if mask is None else y * mask
+
+
+def test_an_optional_tensor_takes_nothing_from_what_functions_may_do(device):
+    x, b = torch.randn(4, 8, device=device), torch.randn(8, device=device)
+    deep, whole = torch.randn(2, 8, 5, device=device), torch.arange(8, device=device)
+    cases = [
+        (f, (x, b), {}) for f in (sized_if_given, filled, parted, given_back, kept_off_if_given)
+    ]
+    cases += [(with_axes, (deep, b), {}), (with_axes, (deep, b, deep), {})]
+    cases += [
+        (kept_off_if_given, (x,), named)
+        for named in ({"mask": whole}, {"bias": b}, {"mask": whole, "bias": b}, {"mask": None})
+    ]
+    for function, given, named in cases:
+        fused, wanted = fusegen.compile(function), function(*given, **named)
+        for _ in range(2):
+            torch.testing.assert_close(fused(*given, **named), wanted)
+    with pytest.raises(ChainError, match="draws numbers and asks which"):
+        fusegen.compile(drawn_or_not)(x, b)
+
+
+def scaled(scores, b, scale=2.0, mask=None):
+    return scores * b * scale if mask is None else scores * b + mask
+
+
+@fusegen.compile
+def decorated_chain(x, b, scale=2.0):
+    return x * b * scale
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda f: pickle.loads(dumped(f))])
+def test_a_copy_of_what_is_compiled_takes_all_that_it_does(copied, device):
+    x, b = torch.randn(4, 8, device=device), torch.randn(8, device=device)
+    again = copied(fusegen.compile(scaled))
+    for given, named in (((x, b), {}), ((x, b, 3.0), {}), ((x, b), {"mask": x})):
+        torch.testing.assert_close(again(*given, **named), scaled(*given, **named))
+    torch.testing.assert_close(again(scores=x, b=b), scaled(x, b))
+    assert copied(decorated_chain) is decorated_chain
+    nameless = copied(fusegen.compile(lambda x, b: x * b))  # pickled as its chain
+    torch.testing.assert_close(nameless(x, b), x * b)
+
+
+def dumped(what) -> bytes:
+    return pickle.dumps(what)
+
+
+def test_what_a_function_makes_and_gives_is_each_calls_own(device):
+    def counted(x):
+        zeros = torch.zeros(x.size(-1), device=x.device)
+        return x + zeros, zeros, zeros[1:]
+
+    fused, x = fusegen.compile(counted), torch.randn(3, 5, device=device)
+    for _ in range(3):
+        found, zeros, part = fused(x)
+        assert torch.equal(found, x)
+        assert not zeros.any()
+        assert not part.any()
+        zeros += 1
+        part += 1
+
+
+def test_shapes_that_a_chain_does_not_take_are_forgotten(device, monkeypatch):
+    monkeypatch.setattr(plan, "_MOST_PLANS", 8)
+    fused, b = fusegen.compile(lambda x, b: x + b.view(1, 8, 1)), torch.randn(8, device=device)
+    for n in range(1, 40):
+        x = torch.randn(2, 8, n, device=device)
+        assert torch.equal(fused(x, b), x + b.view(1, 8, 1))
+    assert len(fused._refused) <= 8
