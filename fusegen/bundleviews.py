@@ -146,10 +146,13 @@ class BundleView(MergingView):
 
     @cached_property
     def late_reads(self) -> list[Read]:
-        """What is read where it is pooled, pack by pack, as no stage but that asks for it."""
+        """What is read where it is pooled, pack by pack, as no stage but that asks for it: of
+        strided rows, where there is something at any place.
+        """
         found = [r for r in self._loaded if self.over_of_tensor(r).by_row]
+        are_packs = all(self.over_of_tensor(r) == Over(True, True, "lane") for r in found)
         uses = [sum(s.function.reads(r.name) for s in self.stages) for r in found]
-        return found if all(n == 1 for n in uses) else []
+        return found if self.is_strided and are_packs and all(n == 1 for n in uses) else []
 
     def late_in(self, sweep: Sweep) -> list[Read]:
         """Those that a stage pools."""
