@@ -117,6 +117,11 @@ def arranged(tensor: Tensor, lie: Lie) -> Tensor:
     """The tensor as the kernels want it; itself where it is ready."""
     if lie.is_ready:
         return tensor
+    if lie.cut is not None:
+        whole, places = lie.cut
+        tensor = tensor.reshape(whole)
+        for axis, place in places:
+            tensor = tensor.narrow(axis, place, 1)
     seen = tensor.reshape(lie.shape)
     matches = all(
         size == 1 or have == want

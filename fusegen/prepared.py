@@ -154,7 +154,8 @@ class Programs:
         modules: Container[tuple[int, Signature]],
     ) -> Launch | None:
         """The same, with inputs of which each program reads what is at one place along an axis read
-        there; None where there is none, or it does not lie so that kernels can.
+        there; None where there is none, or it does not lie so that kernels can. Integers are copied
+        then: found at their place by adding up, large ones lose digits.
         """
         placed = [
             self.placed.get(id(p)) or self.placed.setdefault(id(p), at_places(p)) for p in programs
@@ -162,8 +163,14 @@ class Programs:
         if not placed[0].places:
             return None
         launch = whole(replace(found, program=placed[0]), placed, dtypes, built_with, modules)
-        lies = zip(launch.inputs, placed[0].places, strict=True)
-        return launch if all(lie.is_ready for lie, places in lies if places) else None
+        leaves = placed[0].graph.inputs
+        lies = zip(launch.inputs, leaves, placed[0].places, strict=True)
+        is_apt = all(
+            lie.is_ready or (leaf.kind == "whole" and lie.cut is not None)
+            for lie, leaf, at in lies
+            if at
+        )
+        return launch if is_apt else None
 
     def forward(
         self, given: Sequence[Tensor], tensors: Sequence[Tensor], wanted: tuple[bool, ...] | None

@@ -13,6 +13,7 @@ from fusegen import ir
 from fusegen.bound import Bound
 from fusegen.lower import GIVEN
 from fusegen.program import STATISTIC, Derivative, Program
+from fusegen.promotion import NARROW
 from fusegen.tiers import Tier
 from fusegen.windowing import Slide, Window, size_of
 
@@ -77,9 +78,15 @@ def index_dtype(windows: Sequence[tuple[int, Window]]) -> str:
 
 
 def is_double(programs: Iterable[Program], dtypes: Mapping[str, str]) -> bool:
-    """Whether programs over tensors of these types are computed in double precision."""
+    """Whether programs over tensors of these types are computed in double precision, as integers
+    are, beside no numbers of 16 bits, that kernels may find at their place by adding up.
+    """
     nodes = ir.topological([root for program in programs for root in program.graph.roots])
-    return "float64" in dtypes.values() or any(n.op == "to_float64" for n in nodes)
+    whole = [n for n in nodes if n.op == "reduce" and n.kind == "whole"]
+    adds_up = any(min(ir.reduction(n)[1]) < 0 for n in whole)
+    if "float64" in dtypes.values() or any(n.op == "to_float64" for n in nodes):
+        return True
+    return adds_up and not any(dtype in NARROW for dtype in dtypes.values())
 
 
 def result_shapes(bound: Bound) -> dict[str, tuple[int, ...]]:

@@ -68,7 +68,8 @@ def pitch_of(shape: Shape, stride: Shape, other: Shape, strides: Shape) -> Pitch
 @dataclass(frozen=True)
 class Lie:
     """How a tensor lies for a program: shape and strides are as it is wanted, offset is how many
-    elements before the first that is read. It is ready if it lies so, or so but for gaps.
+    elements before the first that is read. It is ready if it lies so, or so but for gaps. Where it
+    is not, cut has how it is narrowed first: its shape, and (axis, where along it).
     """
 
     shape: Shape
@@ -76,6 +77,7 @@ class Lie:
     is_ready: bool
     pitch: Pitch | None = None
     offset: int = 0
+    cut: tuple[Shape, Places] | None = None
 
 
 def lie_of(
@@ -92,7 +94,7 @@ def lie_of(
     the bytes of an element.
     """
     shape, stride, itemsize = kind
-    pooled, offset = windows_of(bound), 0
+    pooled, offset, cut = windows_of(bound), 0, None
     wanted = shape_over(extent, bound.domain, pooled)
     strides = dense_strides(wanted, order)
     if places:
@@ -102,14 +104,16 @@ def lie_of(
             return Lie(wanted, strides, False)
         stride = (0,) * lead + stride
         offset = sum(place % over[axis] * stride[axis] for axis, place in places)
-        shape = wanted
+        shape, cut = wanted, (over, tuple((axis, place % over[axis]) for axis, place in places))
         if offset * itemsize % ALIGNMENT:
-            return Lie(wanted, strides, False)
+            return Lie(wanted, strides, False, cut=cut)
     if lies_alike(shape, stride, wanted, strides):
         return Lie(wanted, strides, True, None, offset)
     pitch = pitch_of(shape, stride, wanted, strides) if may_have_gaps else None
     pitch = pitch if pitch and pitch.is_apt(itemsize) else None
-    return Lie(wanted, strides, pitch is not None, pitch, offset)
+    if pitch is None:
+        return Lie(wanted, strides, False, cut=cut)
+    return Lie(wanted, strides, True, pitch, offset)
 
 
 def windows_of(bound: Bound) -> dict[int, int]:

@@ -144,6 +144,11 @@ def test_autocast_and_names_reach_a_compiled_call(device):
     assert torch.equal(found, expected)
 
 
+# Of what is normalised behind a pooling, a GPU's kernel joins other products with sums where it
+# saves nothing for a gradient: an ulp or two of values of a few units.
+ALIKE = {"rtol": 1e-5, "atol": 2e-6}
+
+
 class Block(torch.nn.Module):
     def __init__(self, channels=6):
         super().__init__()
@@ -166,13 +171,13 @@ def test_an_exported_program_computes_and_trains_for_any_batch(strict, device, t
     loaded = torch.export.load(tmp_path / "block.pt2")
     other = torch.randn(7, 3, 10, 12, device=device)
     for program in (exported, exported.run_decompositions(), loaded):
-        assert torch.equal(program.module()(other), block(other))
+        torch.testing.assert_close(program.module()(other), block(other), **ALIKE)
     module = loaded.module()
     gradients = torch.autograd.grad(module(other).sin().sum(), list(module.parameters()))
     found = dict(zip([n for n, _ in module.named_parameters()], gradients, strict=True))
     expected = torch.autograd.grad(block(other).sin().sum(), list(block.parameters()))
     for (name, _), gradient in zip(block.named_parameters(), expected, strict=True):
-        assert torch.equal(found[name], gradient)
+        torch.testing.assert_close(found[name], gradient, **ALIKE)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +318,7 @@ def test_a_program_recorded_without_gradients_gives_none(device):
     with torch.no_grad():
         program = torch.export.export(block, (x,)).module()
     result = program(x)
-    assert torch.equal(result, block(x))
+    torch.testing.assert_close(result, block(x), **ALIKE)
     with pytest.raises(UnsupportedError, match=r"recorded without a gradient .* export it with"):
         result.sum().backward()
 

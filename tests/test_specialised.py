@@ -1292,7 +1292,8 @@ def sized_if_given(x, mask=None):
 
 
 def filled(x, mask=None):
-    return x.sigmoid() if mask is None else x.sigmoid() * mask * torch.full((8,), 0.5).to(x)
+    x = x.sigmoid()
+    return x if mask is None else x * mask * torch.full((8,), 0.5, device=x.device)
 
 
 def parted(x, mask=None):
