@@ -219,15 +219,16 @@ class BundleView(MergingView):
             behind *= size
         return found
 
-    def words(self, over: Over) -> list[str]:
-        """Lines for the indices that offsets are made of, beside those of the bundle."""
+    def words(self, over: Over, at: str = "i") -> list[str]:
+        """Lines for the indices that offsets are made of, beside those of the bundle, at a place
+        of the row.
+        """
         return [f"const int {word} = {text};" for word, text in self.row_words if over.by_row]
 
     @property
     def late_words(self) -> list[str]:
         """Those of what is read late, which is there for any thread."""
-        over = self.over_of_tensor(self.late_reads[0])
-        return [line.replace("= i;", "= min(i, length - 1);") for line in self.words(over)]
+        return self.words(self.over_of_tensor(self.late_reads[0]), "min(i, length - 1)")
 
     def places(self, sweep: Sweep) -> list[str]:
         """Lines that say where an element is, as far as a stage asks."""

@@ -20,7 +20,7 @@ from fusegen.picking import Piece
 from fusegen.program import STATISTIC, Program
 from fusegen.rewriting import contracted, shortened, with_inverses, with_summed_powers
 from fusegen.schedule import HeldRows, schedule
-from fusegen.signature import Rows, Signature, is_double
+from fusegen.signature import Rows, Signature, is_double, selected_integers
 from fusegen.target import TARGETS
 from fusegen.unrolling import grouped
 
@@ -31,6 +31,8 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     dtypes = dict(signature.dtypes)
     compute = "double" if is_double([program], dtypes) else "float"
     is_exact, alike = _compares_with_maxima(program.graph), _below_maxima(program.graph)
+    # Kernels of packs add up what is selected, where integers would lose digits.
+    are_read = selected_integers(program.graph.roots) == "read"
     program, graph, new, grouping = grouped(program, signature)
     pieces = {p.name: p for p in program.pieces}
     dtypes |= {p.name: dtypes.get(p.of) or dtypes[p.name] for p in program.pieces}
@@ -54,7 +56,8 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         has_strips=program.name in signature.strips,
         has_columns=signature.has_columns,
         gaps=gaps,
-        reads_places=not target.is_flat,
+        reads_places=are_read or not target.is_flat,
+        has_packs=target.is_flat,
         short=len(grouping.axes) - 1 if is_short else None,
     )
     kernels = shortened(kernels)

@@ -80,6 +80,7 @@ def schedule(
     has_columns: bool = False,
     gaps: Mapping[str, Gaps] | None = None,
     reads_places: bool = False,
+    has_packs: bool = False,
     short: int | None = None,
 ) -> tuple[Kernel, ...]:
     """The kernels that compute a collapsed graph's outputs, in launch order.
@@ -92,7 +93,8 @@ def schedule(
     the same to the last bit in whatever kernel it is computed, has_strips that what reductions take
     lies in short runs, far from each other, has_columns that packs are whole down columns; the
     tensors with gaps are dense but for those, reads_places that what is selected is read where it
-    is; short is the innermost group, where its rows are short.
+    is, has_packs that elements come several at a time; short is the innermost group, where its rows
+    are short.
     """
     verify(graph)
     leaves = input_buffers(graph, dtypes, gaps or {})
@@ -105,7 +107,7 @@ def schedule(
     state.is_sliding, state.is_exact, state.has_columns = is_sliding, is_exact, has_columns
     state.gaps, state.short = gaps or {}, short
     images = without_ends_of_gradients(nodes)
-    images = read_at_places(state, images) if reads_places else images
+    images = read_at_places(state, images, has_packs=has_packs) if reads_places else images
     images = positions_as_numbers(state, apart(means_as_sums(images), pooled))
     new = dict(zip(nodes, images, strict=True))
     state.pending = outputs = {name: new[expr] for name, expr in outputs.items()}

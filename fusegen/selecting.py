@@ -21,9 +21,10 @@ from fusegen.staging import Pass
 _MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 
 
-def read_at_places(state: Pass, roots: list[Expr]) -> list[Expr]:
+def read_at_places(state: Pass, roots: list[Expr], *, has_packs: bool) -> list[Expr]:
     """The roots with what is selected of elements along an axis read at its place, where no output
-    varies along that.
+    varies along that, or integers are, which lose digits where they are added up. With packs, not
+    what lies apart from its neighbours then.
     """
     wanted = frozenset[int]().union(*(expr.extent for expr in state.pending.values()))
     known: dict[tuple[Expr, int, int], Expr] = {}
@@ -42,9 +43,18 @@ def read_at_places(state: Pass, roots: list[Expr]) -> list[Expr]:
     def rule(node: Expr) -> Expr:
         kind, axes = ir.reduction(node) if node.op == "reduce" else ("", frozenset[int]())
         place = standing(node.args[1]) if kind == "pick" else None
-        if place is None or len(axes) != 1 or axes & wanted or min(axes) < 0:
+        if place is None or len(axes) != 1 or min(axes) < 0:
+            return node
+        if axes & wanted and node.kind != "whole":
             return node
         (group,) = axes
+        inputs = ir.inputs([node.args[0]])
+        if (
+            has_packs
+            and not axes & wanted
+            and any(group == max(n.extent, default=None) for n in inputs)
+        ):
+            return node
         there = partial(taken, group=group, place=place)
         found = at_place(node.args[0], group, there, arity.ARITY)
         return node if found is None else found

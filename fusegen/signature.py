@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from fusegen import ir
 from fusegen.bound import Bound
@@ -77,16 +78,32 @@ def index_dtype(windows: Sequence[tuple[int, Window]]) -> str:
     return "uint8" if math.prod(size_of(window) for _, window in windows) <= 256 else "int32"
 
 
+def selected_integers(roots: Sequence[ir.Expr]) -> Literal["", "read", "added up"]:
+    """Whether integers are selected along an axis, and whether kernels can read all of them at
+    their place: where nothing else is reduced, and of those at one place alone that no result has
+    beside others of the axis.
+    """
+    reduced = [n for n in ir.topological(roots) if n.op == "reduce"]
+    picks = [n for n in reduced if n.kind == "whole" and min(ir.reduction(n)[1]) < 0]
+    if not picks:
+        return ""
+    along = frozenset[int]().union(*(root.extent for root in roots))
+    alone = [n for n in picks if not ir.reduction(n)[1] & along]
+    return "read" if len(picks) == len(reduced) and len(alone) < 2 else "added up"
+
+
 def is_double(programs: Iterable[Program], dtypes: Mapping[str, str]) -> bool:
     """Whether programs over tensors of these types are computed in double precision, as integers
-    are, beside no numbers of 16 bits, that kernels may find at their place by adding up.
+    are, beside no numbers of 16 bits, that kernels find at their place by adding up.
     """
-    nodes = ir.topological([root for program in programs for root in program.graph.roots])
-    whole = [n for n in nodes if n.op == "reduce" and n.kind == "whole"]
-    adds_up = any(min(ir.reduction(n)[1]) < 0 for n in whole)
-    if "float64" in dtypes.values() or any(n.op == "to_float64" for n in nodes):
+    programs = tuple(programs)
+    roots = [root for program in programs for root in program.graph.roots]
+    if "float64" in dtypes.values() or any(n.op == "to_float64" for n in ir.topological(roots)):
         return True
-    return adds_up and not any(dtype in NARROW for dtype in dtypes.values())
+    is_narrow = any(dtype in NARROW for dtype in dtypes.values())
+    return not is_narrow and any(
+        selected_integers(program.graph.roots) == "added up" for program in programs
+    )
 
 
 def result_shapes(bound: Bound) -> dict[str, tuple[int, ...]]:

@@ -50,13 +50,13 @@ class StridedBundleView(BundleView):
         """Where a thread's part of a tensor is."""
         return self.offset(tensor)
 
-    def words(self, over: Over) -> list[str]:
+    def words(self, over: Over, at: str = "i") -> list[str]:
         """Lines for the indices that offsets are made of, beside those of the bundle."""
-        lines = super().words(over)
+        lines = super().words(over, at)
         if over.by_row and self.inner_group is not None:
             lines.append(f"const int {self.word(self.inner_group)} = 0;")
         if over.by_pack:
-            lines.append(f"const Index {self.word(self.along)} = i;")
+            lines.append(f"const Index {self.word(self.along)} = {at};")
         return lines
 
     def _index(self, over: Over) -> str:

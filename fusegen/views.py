@@ -286,13 +286,13 @@ class KernelView(Indexing):
     @cached_property
     def full_reads(self) -> list[Read]:
         """What varies along every group of the domain: reached by the flat index."""
-        return [r for r in self._loaded if r.extent == frozenset(self.kernel.domain)]
+        whole = frozenset(self.kernel.domain)
+        return [r for r in self._loaded if r.extent == whole and not r.buffer.at]
 
     @cached_property
     def partial_reads(self) -> list[Read]:
         """What is broadcast along some group."""
-        whole = frozenset(self.kernel.domain)
-        return [r for r in self.reads if r.extent != whole or r.buffer.is_computed]
+        return [r for r in self.reads if r not in self.full_reads]
 
     @property
     def uniform_reads(self) -> list[Read]:

@@ -26,6 +26,7 @@ _IN_16 = {"dtype": "bfloat16"}
 _FEW = {"processors": 16}
 _LITTLE_ROOM = {"shared_bytes": 99 << 10}
 _CAUSAL = "keep(y) | operand(q) | lt(k) | keep(c) | recall(y) | masked_fill(c, -1)"
+_OF_IDS, _WHOLE = "keep(y) | operand(m) | keep(k)", {"types": {"m": "int64"}}
 _COMPARED = {"types": {"q": "int64", "k": "int32"}}
 _ALONE = "keep(y) | operand(q) | sub(k) | mul(3) | keep(d) | abs | add(1) | mul(y) | add(d)"
 _COUNTED = "mul(m) | sum(-1) | keep(s) | operand(m) | sum(-1) | clamp(1) | rdiv(s)"
@@ -963,6 +964,18 @@ CASES = [
     ),
     ("softmax(1) | max_pool2d(2) | mul(s)", (2, 100, 6, 16), [()], {}, "bundle"),
     ("mul_channel(p) | softmax(1) | avg_pool2d((2, 1))", (2, 8, 6, 12), [(8,)], {}, "bundle"),
+    # Integers of one place along a row, beside all of them, of an outer axis, and of two places.
+    (f"{_OF_IDS} | select(-1, 0, True) | sub(k) | mul(y)", (6, 9), [(6, 9)], _WHOLE, "pointwise"),
+    (f"{_OF_IDS} | select(0, -1, True) | sub(k) | mul(y)", (6, 9), [(6, 9)], _WHOLE, "pointwise"),
+    (f"{_OF_IDS} | select(0, 1) | mul(y)", (6, 9), [(6, 9)], _WHOLE, "pointwise"),
+    (
+        f"{_OF_IDS} | select(-1, 1, True) | keep(z) | recall(k) | select(-1, 2, True) | sub(z)"
+        " | mul(y)",
+        (6, 9),
+        [(6, 9)],
+        _WHOLE,
+        "",
+    ),
     # Rows of what windows leave: several bundles, some beyond the last, and channels beyond a row.
     ("max_pool3d(2) | logsumexp(1, True) | relu", (2, 20, 4, 4, 8), [], {}, "bundle window"),
     (
