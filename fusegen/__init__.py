@@ -128,6 +128,8 @@ def _of_function(
     if not given:
         fused._optionals = Optionals(source, partial(_of_function, source))
         fused._made_of = (compile, (source,))
+        if fused._optionals.names or fused._optionals.numbers or found.loose:
+            fused._otherwise = fused._made_of  # its chain is not all of it
     return fused
 
 

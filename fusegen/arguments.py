@@ -281,12 +281,6 @@ def in_order(
 _default = torch.get_default_dtype
 
 
-def default_met(*args: Any) -> torch.dtype | None:
-    """torch's default type, where integers or conditions are met, whose results may have it."""
-    is_met = any(isinstance(t, Tensor) and not t.is_floating_point() for t in args)
-    return _default() if is_met else None
-
-
 def kinds_of(args: tuple[Any, ...]) -> Any:
     """What decides for a chain, of arguments that are all dense tensors; else None."""
     if not all(isinstance(t, Tensor) and t.layout == torch.strided for t in args):

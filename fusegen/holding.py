@@ -299,7 +299,8 @@ def _bundled(
         widest = max(-(-widest // found.inner), *(widest_of(p, within, dtypes) for p in programs))
     words = max(words_of(p, axes, dtypes) for p in programs)
     # A derivative's tensors may be narrower than those by which the segment was chosen.
-    tier = found.tier(widest, words) or found.tier(_FLOAT_BYTES, words)
+    other = max(widest, _FLOAT_BYTES) if found.is_pooled_first else _FLOAT_BYTES
+    tier = found.tier(widest, words) or found.tier(other, words)
     return None if tier is None else Rows(tier, axes, domain)
 
 

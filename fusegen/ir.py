@@ -182,7 +182,9 @@ _WHOLES_ALIKE: Mapping[str, Callable[..., Expr]] = {
     "minimum": lambda a, b: primitive("where", primitive("lt", a, b), a, b),
     "maximum": lambda a, b: primitive("where", primitive("gt", a, b), a, b),
     "abs": lambda a: primitive("maximum", a, -a),
-    "sign": lambda a: primitive("where", primitive("lt", a, 0), -1, primitive("minimum", a, 1)),
+    "sign": lambda a: primitive(
+        "where", primitive("lt", a, 0), a * 0 - 1, primitive("minimum", a, 1)
+    ),
     "fmod": lambda a, b: a - quotient(a, b) * b,
     **dict.fromkeys(("floor", "ceil", "round", "trunc"), lambda a: a),
 }

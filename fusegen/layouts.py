@@ -194,10 +194,13 @@ class Output:
         return is_laid_out and is_apart and not out.is_neg()
 
     def hand_over(self, result: Tensor) -> Tensor:
-        """The result in its final shape: a copy, where that joins axes that do not lie as one."""
+        """The result in its final shape: a copy, where that joins axes that do not lie as one, or
+        one number is in all places, which may be written to.
+        """
         if result.shape == self.final_shape:
             return result
-        return result.expand(self.whole_shape).reshape(self.final_shape)
+        found = result.expand(self.whole_shape).reshape(self.final_shape)
+        return found.contiguous() if result.numel() == 1 else found
 
 
 def inputs_of(

@@ -131,7 +131,25 @@ def _kind(node: Expr, args: list[Kind]) -> Kind:
         a.dtype in (*INTEGERS, "bool") or ir.is_integer(arg)
         for arg, a in zip(node.args[chosen], args[chosen], strict=True)
     )
+    if is_of_wholes:
+        _refuse_wide(node, args)
     return Kind(_promoted(args[chosen], is_of_wholes=is_of_wholes), has_axes)
+
+
+def _refuse_wide(node: Expr, args: Sequence[Kind]) -> None:
+    """Raise ArgumentError where integers meet a number that a float is not, or divide by one, or
+    are chosen beside one, that their type has not: torch wraps it, or refuses it.
+    """
+    numbers = [n for a in node.args if (n := ir.constant(a)) is not None]
+    types = [kind.dtype for kind in args if kind.dtype in INTEGERS]
+    bits = max((int(dtype.lstrip("uint")) for dtype in types), default=64)
+    least = 0 if types == ["uint8"] else -(2 ** (bits - 1))
+    is_wrapped = node.op not in (arity.QUOTIENT, "where")
+    if any(abs(n) >= 2**53 or not (is_wrapped or least <= n < least + 2**bits) for n in numbers):
+        raise ArgumentError(
+            "integers meet a number of the chain below 2**53, and are divided by one that their "
+            "type has, or chosen beside it; pass others as tensors"
+        )
 
 
 def _meets_part(root: Expr, leaves: Mapping[Expr, Kind]) -> bool:

@@ -25,7 +25,6 @@ from fusegen.arguments import (
     check_tensor,
     check_tensors,
     count_modes,
-    default_met,
     in_order,
     is_recorded,
     is_symbolic,
@@ -53,6 +52,7 @@ from fusegen.plan import remember
 from fusegen.reference import of_nothing, run_eagerly
 from fusegen.situation import situation_of
 from fusegen.target import H200_GB_PER_S
+from fusegen.unsaid import times_asked
 
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
@@ -150,9 +150,11 @@ class Fused(Cached):
             refuse_learning(self.chain, operands)
         try:
             require_floats(self._loose, self._given, (x, *given))
-            if self._default is None:
-                self._default = default_met(x, *given)
-            return self._run(x, operands, out, is_plain=is_plain)
+            asked = times_asked()
+            result = self._run(x, operands, out, is_plain=is_plain)
+            if times_asked() != asked:
+                self._default = torch.get_default_dtype()
+            return result
         except (ArgumentError, UnsupportedError) as error:
             return self._called_instead(error, x, given, out)
 

@@ -44,6 +44,10 @@ _EXPANDED = (
     "write x.expand_as(y), or x.expand(y.shape)"
 )
 
+# Other names for an argument of an operation; and what is filled with a number.
+RENAMED = {"axis": "dim", "ord": "p", "x2": "other"}
+FILLED = ("full_like", "zeros_like", "ones_like")
+
 
 class Largest(NamedTuple):
     """What torch gives for a maximum along an axis: its value, and where it stands."""
@@ -114,9 +118,17 @@ def _embedded(x: Expr, weight: Expr, *args: Any, **kwargs: Any) -> Expr:
     return looked_up(weight, (x,))
 
 
-def _filled(x: Expr, fill_value: float) -> Expr:
-    """A number in x's shape and type: in the place of x where that is less than itself."""
-    return copied(lookup("where")(ir.primitive("lt", x, x), x, fill_value))
+def _filled(x: Expr, fill_value: float, dtype: object = None) -> Expr:
+    """A number in x's shape and type, or another: in the place of x where that is less than itself;
+    of conditions, what always or never holds.
+    """
+    x = x if dtype is None else cast(x, dtype)
+    fill_value = int(fill_value) if "int" in str(dtype) else fill_value
+    if x.kind == "truth":
+        op = "logical_or" if fill_value else "logical_and"
+        return copied(ir.primitive(op, x, ir.primitive("logical_not", x)))
+    found = lookup("where")(ir.primitive("lt", x, x), x, fill_value)
+    return copied(found if dtype is None else cast(found, dtype))
 
 
 def _expanded_as(x: Expr, other: Expr) -> Expr:

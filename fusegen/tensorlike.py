@@ -24,7 +24,7 @@ from fusegen.ops import ALIASES, OPS, lookup, nearest
 from fusegen.refused import refuse_parts, refuse_products, refuse_truth
 from fusegen.shaping import as_numbers, is_part, part_of, selected
 from fusegen.sizes import says_last, shape_of, with_numbers
-from fusegen.spellings import OF_SIZES, SPELLED, cast
+from fusegen.spellings import FILLED, OF_SIZES, RENAMED, SPELLED, cast
 from fusegen.standing import current, given_out, is_assigned, is_given, known, note
 from fusegen.unsaid import (
     FILLING,
@@ -57,8 +57,6 @@ _COMPARING = {"__eq__": "eq", "__ne__": "ne"}
 _OVER_LAST = ("layer_norm", "rms_norm")
 # What is told a type itself, and does not compute in it.
 _CASTING = ("to", "type")
-# Other names for an argument of an operation.
-_RENAMED = {"axis": "dim", "ord": "p", "x2": "other"}
 # What torch's functions call the value that they work on, in that order.
 _FIRST = ("condition", "input", "self", "tensors", "x1")
 
@@ -224,16 +222,17 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     if name not in _CASTING and (types := [v for v in others if is_type(v)]):
         others = [v for v in others if not is_type(v)]
         kwargs = {**kwargs, "dtype": types[0]}
-    if kwargs.get("dtype") is not None and name not in (*_CASTING, "sum"):
+    typed = (*_CASTING, "sum", *(FILLED if kwargs.get("dtype") is not None else ()))
+    if kwargs.get("dtype") is not None and name not in typed:
         x = cast(x, kwargs["dtype"])
         kwargs = {**kwargs, "dtype": None}
     if floats := [v for v in (*others, *kwargs.values()) if type(v) is float]:
         if name == "where":
             others = [beside(floats[0], value) for value in others]
-        elif name not in (*_CASTING, "embedding"):
+        elif name not in (*typed, "embedding"):
             x = beside(floats[0], x)
     if name in SPELLED:
-        told = {_RENAMED.get(k, k): v for k, v in kwargs.items() if v is not None}
+        told = {RENAMED.get(k, k): v for k, v in kwargs.items() if v is not None}
         return SPELLED[name](x, *others, **told)
     if name not in (*OPS, *ALIASES):
         raise ChainError(f"{where} is no operation of a chain; `fusegen ops` lists them")
@@ -242,7 +241,7 @@ def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     if any(value is None for value in others):  # where torch has positions for what is left out
         named = zip((p.name for p in op.parameters), others, strict=False)
         kwargs, others = {**{n: v for n, v in named if v is not None}, **kwargs}, []
-    renamed = {k if k in own else _RENAMED.get(k, k): v for k, v in kwargs.items()}
+    renamed = {k if k in own else RENAMED.get(k, k): v for k, v in kwargs.items()}
     given = {k: v for k, v in renamed.items() if k in own}
     others_given = ((k, v) for k, v in renamed.items() if k not in own and v is not None)
     left = [k for k, v in others_given if not (k.startswith("_") or (k in _SWITCHES and not v))]

@@ -264,10 +264,19 @@ def _words_of(code: CodeType) -> frozenset[str]:
     return frozenset((*(i.opname for i in dis.get_instructions(code)), *code.co_names))
 
 
+_asked = [0]  # how often somebody wanted to know the default type
+
+
 def default_type() -> str:
     """The type that integers become where they meet nothing that has one."""
+    _asked[0] += 1
     torch = sys.modules.get("torch")
     return "float32" if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
+
+
+def times_asked() -> int:
+    """How often somebody wanted to know that."""
+    return _asked[0]
 
 
 def is_type(value: object) -> bool:

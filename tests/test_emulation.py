@@ -986,6 +986,14 @@ CASES = [
         "bundle",
     ),
     ("max_pool2d(2) | softmax(1)", (2, 70, 4, 16), [], {"dtype": "bfloat16"}, "bundle"),
+    # Not of eight bytes, whose sums are found window by window.
+    (
+        "rsub(p) | avg_pool1d(4) | mul(r) | clamp(-1, 1) | sum(1) | leaky_relu(0.2)",
+        (1, 20, 128),
+        [(1, 20, 128), (1, 1, 1)],
+        {"dtype": "float64", "processors": 2},
+        "window",
+    ),
     ("gelu | max_pool2d(2) | log_softmax(1) | mul(s)", (2, 9, 6, 12), [()], {}, "bundle"),
     # Rows so many and so short that a block takes several, and some are left over.
     ("batch_norm(weight=w, bias=b, training=True) | tanh", (41, 110, 6), [(110,)] * 2, {}, "inner"),

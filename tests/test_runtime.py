@@ -633,14 +633,16 @@ def test_memory_that_has_been_freed_is_told(device):
 
 def test_the_default_type_is_that_of_each_call(device):
     halved, both = fusegen.compile("div(2)"), fusegen.compile("add(0.5) | mul(b)")
+    chosen = fusegen.compile(lambda b: torch.where(b > 0, 1.0, 0.0))
     layer = fusegen.Layer(_Halved())
     x, b = torch.arange(4, device=device), torch.ones(4, device=device)
     for _ in range(2):
         for default in (torch.float32, torch.float64, torch.bfloat16):
             torch.set_default_dtype(default)
             try:
-                wanted = x / 2, (x + 0.5) * b
-                for found in ((halved(x), both(x, b)), (layer(x), both(x, b))):
+                wanted = x / 2, (x + 0.5) * b, torch.where(b > 0, 1.0, 0.0)
+                for halve in (halved, layer):
+                    found = halve(x), both(x, b), chosen(b)
                     for have, want in zip(found, wanted, strict=True):
                         assert have.dtype == want.dtype
                         torch.testing.assert_close(have, want)

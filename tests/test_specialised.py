@@ -1381,3 +1381,38 @@ def test_shapes_that_a_chain_does_not_take_are_forgotten(device, monkeypatch):
         x = torch.randn(2, 8, n, device=device)
         assert torch.equal(fused(x, b), x + b.view(1, 8, 1))
     assert len(fused._refused) <= 8
+
+
+FILLED = {
+    "zeros": lambda x: (x + 1, torch.zeros_like(x)),
+    "numbers": lambda x: (x + 1, torch.full_like(x, 2.5)),
+    "integers": lambda x: (x + 1, torch.full_like(x, 2.7, dtype=torch.int64)),
+    "of a part": lambda x: (x + 1, torch.ones_like(x[:, 0])),
+    "conditions": lambda x: (x + 1, torch.ones_like(x, dtype=torch.bool)),
+    "of conditions": lambda x: (x + 1, torch.zeros_like(x > 0)),
+    "chosen by": lambda x: torch.where(torch.ones_like(x, dtype=torch.bool), x, 0.0),
+    "masked by": lambda x: x.masked_fill(~torch.zeros_like(x, dtype=torch.bool), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", FILLED)
+def test_what_is_filled_is_a_tensor_of_its_own(name, device):
+    x = torch.randn(4, 6, device=device)
+    found, wanted = fusegen.compile(FILLED[name])(x), FILLED[name](x)
+    pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
+    for have, want in pairs:
+        assert have.dtype == want.dtype
+        assert have.stride() == want.stride()
+        assert torch.equal(have, want)
+        have.view(-1)[0] = 7
+        assert torch.equal(have.view(-1)[1:], want.view(-1)[1:])
+
+
+def test_what_pickle_cannot_name_is_not_pickled_by_halves():
+    for function in (
+        lambda x, mask=None: x * 2 if mask is None else x * mask,
+        lambda x, scale=2.0: x * scale,
+        lambda x, mask: x * (1.0 - mask),
+    ):
+        with pytest.raises((pickle.PicklingError, AttributeError)):
+            pickle.dumps(fusegen.compile(function))

@@ -320,7 +320,7 @@ forward_bundle(const float* x, const float* p_operand, const float* weight, cons
   for (Index first = blockIdx.x * blockDim.y; first < bundles; first += gridDim.x * blockDim.y) {
     const bool is_live = first + threadIdx.y < bundles;
     const Index bundle = is_live ? first + threadIdx.y : 0;
-    const Index end = is_live ? length : 0;
+    [[maybe_unused]] const Index end = is_live ? length : 0;
     const Index above_axis_2 = divide(bundle, sizes.axis_2);
     const Index axis_2 = bundle - above_axis_2 * sizes.axis_2.value;
     const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
@@ -576,7 +576,7 @@ backward_bundle(const float* saved_variance, const float* x, const float* p_oper
   for (Index first = blockIdx.x * blockDim.y; first < bundles; first += gridDim.x * blockDim.y) {
     const bool is_live = first + threadIdx.y < bundles;
     const Index bundle = is_live ? first + threadIdx.y : 0;
-    const Index end = is_live ? length : 0;
+    [[maybe_unused]] const Index end = is_live ? length : 0;
     const Index above_axis_2 = divide(bundle, sizes.axis_2);
     const Index axis_2 = bundle - above_axis_2 * sizes.axis_2.value;
     const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);

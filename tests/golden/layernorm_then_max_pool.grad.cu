@@ -211,7 +211,7 @@ forward_bundle(const float* x, float* __restrict__ out, uint8_t* __restrict__ wi
   for (Index first = blockIdx.x * blockDim.y; first < bundles; first += gridDim.x * blockDim.y) {
     const bool is_live = first + threadIdx.y < bundles;
     const Index bundle = is_live ? first + threadIdx.y : 0;
-    const Index end = is_live ? length : 0;
+    [[maybe_unused]] const Index end = is_live ? length : 0;
     const Index above_middle = divide(bundle, sizes.middle);
     const Index middle = bundle - above_middle * sizes.middle.value;
     const Index outer = above_middle;
@@ -412,7 +412,7 @@ backward_bundle(const float* x, const uint8_t* winner_index, const float* saved_
   for (Index first = blockIdx.x * blockDim.y; first < bundles; first += gridDim.x * blockDim.y) {
     const bool is_live = first + threadIdx.y < bundles;
     const Index bundle = is_live ? first + threadIdx.y : 0;
-    const Index end = is_live ? length : 0;
+    [[maybe_unused]] const Index end = is_live ? length : 0;
     const Index above_middle = divide(bundle, sizes.middle);
     const Index middle = bundle - above_middle * sizes.middle.value;
     const Index outer = above_middle;

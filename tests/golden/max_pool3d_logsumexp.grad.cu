@@ -259,7 +259,7 @@ forward_bundle(const float* x, float* __restrict__ out, float* __restrict__ pick
   for (Index first = blockIdx.x * blockDim.x; first < packs; first += gridDim.x * blockDim.x) {
     const bool is_live = first + threadIdx.x < packs;
     const Index bundle = is_live ? (first + threadIdx.x) * kWindows : 0;
-    const Index end = is_live ? length : 0;
+    [[maybe_unused]] const Index end = is_live ? length : 0;
     const Index above_inner = divide(bundle, sizes.inner);
     const Index inner = bundle - above_inner * sizes.inner.value;
     const Index above_axis_3 = divide(above_inner, sizes.axis_3);
