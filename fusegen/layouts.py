@@ -193,14 +193,14 @@ class Output:
         is_apart = all(t.untyped_storage().data_ptr() != own for t in tensors)
         return is_laid_out and is_apart and not out.is_neg()
 
-    def hand_over(self, result: Tensor) -> Tensor:
+    def hand_over(self, result: Tensor, *, is_own: bool) -> Tensor:
         """The result in its final shape: a copy, where that joins axes that do not lie as one, or
-        one number is in all places, which may be written to.
+        one number is in all places of what is the caller's own, and may be written to.
         """
         if result.shape == self.final_shape:
             return result
         found = result.expand(self.whole_shape).reshape(self.final_shape)
-        return found.contiguous() if result.numel() == 1 else found
+        return found.contiguous() if is_own and result.numel() == 1 else found
 
 
 def inputs_of(

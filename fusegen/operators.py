@@ -67,7 +67,8 @@ def _prepared(name: str, given: Sequence[Tensor], wanted: Sequence[bool]) -> Pre
 
 def _stand_ins(found: Prepared) -> list[Tensor]:
     """What a program gives, in shape, type and layout."""
-    return [o.hand_over(o.allocate((), found.device)) for o in found.outputs]
+    is_own = found.program.name == "forward"
+    return [o.hand_over(o.allocate((), found.device), is_own=is_own) for o in found.outputs]
 
 
 @torch.library.impl(LIBRARY, "forward", "CompositeExplicitAutograd")

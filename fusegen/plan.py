@@ -59,6 +59,7 @@ class Plan:
         self.updates = tuple(updates)
         self.given = len(outputs) - len(updates)  # of the outputs: those that a call gets
         self.launch = partial(module.launch, name)
+        self.is_forward = name == "forward"
         # Of each input with gaps: its run, and how far behind its end the next one begins.
         pitches = [i.pitch for i in inputs if i.pitch]
         self.sizes = (*sizes, *(n for p in pitches for n in (p.run, p.step - p.run)))
@@ -159,7 +160,7 @@ class Plan:
             self._launch(tensors, results)
         for i, output in enumerate(self.outputs):
             if self.changes_shape and i not in homes:
-                results[i] = output.hand_over(results[i])
+                results[i] = output.hand_over(results[i], is_own=self.is_forward)
         return tuple(results)
 
     def _launch(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> None:

@@ -333,6 +333,15 @@ def test_the_operators_keep_torchs_rules(device):
     torch.library.opcheck(operator, (plain, fused.chain.text, []))
 
 
+def test_a_stand_in_of_one_number_lies_as_the_result(device):
+    fused = fusegen.compile(lambda x: (x + 1, torch.zeros_like(x)))
+    compiled = torch.compile(lambda x: fused(x), backend="eager", fullgraph=True)
+    x = torch.randn(4, 6, device=device)
+    assert [t.stride() for t in compiled(x)] == [t.stride() for t in fused(x)] == [(6, 1)] * 2
+    operator = torch.ops.fusegen.forward.default
+    torch.library.opcheck(operator, ([x], fused.chain.text, []))
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize(("text", "rest", "operands"), CHAINS, ids=[c[0] for c in CHAINS])
 def test_a_stand_in_has_the_results_shape_type_and_layout(text, rest, operands, layout, device):

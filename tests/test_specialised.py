@@ -1408,6 +1408,13 @@ def test_what_is_filled_is_a_tensor_of_its_own(name, device):
         assert torch.equal(have.view(-1)[1:], want.view(-1)[1:])
 
 
+def test_the_gradient_of_a_sum_is_one_number(device):
+    x = torch.randn(4, 6, device=device, requires_grad=True)
+    (gradient,) = torch.autograd.grad(fusegen.compile("mul(2) | sum")(x), x)
+    assert gradient.stride() == (0, 0)  # as eager's, without memory for each element
+    assert torch.equal(gradient, torch.full_like(x, 2.0))
+
+
 def test_what_pickle_cannot_name_is_not_pickled_by_halves():
     for function in (
         lambda x, mask=None: x * 2 if mask is None else x * mask,
