@@ -13,7 +13,7 @@ COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 CONNECTIVES = ("logical_and", "logical_or", "logical_not")
 _BY_ARITY = {
     1: "neg abs sign floor ceil round trunc exp exp2 expm1 log log2 log10 log1p sqrt rsqrt erf "
-    "sigmoid sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh detach logical_not",
+    "erfc sigmoid sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh detach logical_not",
     2: "add sub mul div pow fmod atan2 minimum maximum lt le gt ge eq ne logical_and logical_or",
     3: "where",
 }

@@ -87,6 +87,7 @@ RULES: Mapping[str, Rule] = {
     # Not torch's out to the third power, which is 0 or infinite where a norm's gradient is neither.
     "rsqrt": lambda g, a, out: (-0.5 * (g * out) * (out * out),),
     "erf": lambda g, a, out: (g * (2.0 / math.sqrt(math.pi) * primitive("exp", -(a[0] * a[0]))),),
+    "erfc": lambda g, a, out: (g * (-2.0 / math.sqrt(math.pi) * primitive("exp", -(a[0] * a[0]))),),
     "tanh": lambda g, a, out: (g * (1.0 - out * out),),
     "sigmoid": lambda g, a, out: (g * (1.0 - out) * out,),
     "sin": lambda g, a, out: (g * primitive("cos", a[0]),),
@@ -119,7 +120,8 @@ RULES: Mapping[str, Rule] = {
 
 def _to_coordinates(g: Expr, y: Expr, x: Expr) -> tuple[Expr, Expr]:
     total = y * y + x * x
-    share = _select(primitive("eq", total, 0.0), NO_SHARE, g / total)
+    is_none = primitive("eq", total, 0.0)
+    share = _select(is_none, NO_SHARE, g / _select(is_none, ir.const(1.0), total))
     return share * x, -(share * y)
 
 

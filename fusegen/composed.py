@@ -170,6 +170,73 @@ def _rounded(x: Expr, *, decimals: int = 0) -> Expr:
     return ir.primitive("round", x / by) * by
 
 
+def _over_neighbours(
+    x: Expr, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Expr:
+    """x by a power of the mean square of the channels around each: windows along axis 1."""
+    told = told_of(x, "torch's local_response_norm: x.shape is not known before a call")
+    batch, channels, *spatial = told.shape
+    if size % 2 == 0:
+        raise ChainError(
+            f"torch's local_response_norm: got size={size}, wanted an odd one, whose windows reach "
+            "as far to both sides"
+        )
+    squares = lookup("reshape")(x * x, (batch, channels, math.prod(spatial)))
+    window, reach = (size, 1), (size // 2, 0)
+    mean = lookup("avg_pool2d")(squares, window, stride=1, padding=reach)
+    mean = lookup("reshape")(mean, (batch, channels, *spatial))
+    found: Expr = x / (mean * alpha + k) ** beta
+    return found
+
+
+def _is_negative(x: Expr) -> Expr:
+    """Whether a number's sign is minus, 0's too."""
+    if x.kind != "number":
+        return ir.primitive("lt", x, 0)
+    is_zero = ir.primitive("eq", x, 0.0)
+    return ir.primitive("lt", x, 0.0) | (is_zero & ir.primitive("lt", 1.0 / x, 0.0))
+
+
+def _with_sign(x: Expr, other: Any) -> Expr:
+    size = ir.primitive("abs", x)
+    if isinstance(other, Expr):
+        return lookup("where")(_is_negative(lookup("detach")(other)), -size, size)
+    return -size if math.copysign(1.0, other) < 0 else size
+
+
+def _hypotenuse(x: Expr, other: Expr) -> Expr:
+    """The root of the sum of squares, of numbers whose squares may be too large or too small."""
+    size = ir.primitive("detach", ir.primitive("maximum", abs(x), abs(other)))
+    is_apt = ir.primitive("gt", size, 0.0) & ir.primitive("lt", size, math.inf)
+    size = ir.primitive("where", is_apt, size, 1.0)
+    a, b = x / size, other / size
+    is_endless = ir.primitive("eq", abs(x), math.inf) | ir.primitive("eq", abs(other), math.inf)
+    root = ir.primitive("sqrt", a * a + b * b) * size
+    return ir.primitive("where", is_endless, math.inf, root)
+
+
+def _step(x: Expr, values: Any) -> Expr:
+    """1 where x is above 0, 0 below it, and a value at it; no gradient."""
+    zero = ir.primitive("where", ir.primitive("lt", x, x), x, 0.0)
+    step = ir.primitive("where", ir.primitive("gt", x, 0.0), 1.0, zero)
+    found = lookup("where")(ir.primitive("eq", x, 0.0), values, step)
+    return ir.primitive("detach", found)
+
+
+def _sine_by_angle(x: Expr) -> Expr:
+    """sin(pi x) / (pi x), and 1 at 0."""
+    is_zero = ir.primitive("eq", x, 0.0)
+    angle = ir.primitive("where", is_zero, 1.0, x * math.pi)
+    return ir.primitive("where", is_zero, 1.0, ir.primitive("sin", angle) / angle)
+
+
+def _times_log1p(x: Expr, other: Expr) -> Expr:
+    """x log(1 + other), 0 where x is 0 and other a number."""
+    is_none = ir.primitive("le", other, -1.0) | ir.primitive("eq", other, math.inf)
+    is_none = ir.primitive("eq", x, 0.0) & is_none
+    return ir.primitive("where", is_none, 0.0, x * ir.primitive("log1p", other))
+
+
 COMPOSED: Mapping[str, Callable[..., Any]] = {
     "pairwise_distance": _distance,
     "triplet_margin_loss": _triplet,
@@ -187,5 +254,20 @@ COMPOSED: Mapping[str, Callable[..., Any]] = {
     "positive": lambda x: x,
     "div": _divided,
     "round": _rounded,
+    "local_response_norm": _over_neighbours,
+    "signbit": _is_negative,
+    "copysign": _with_sign,
+    "hypot": _hypotenuse,
+    "heaviside": _step,
+    "sinc": _sine_by_angle,
+    "xlog1py": _times_log1p,
+    "ndtr": lambda x: ir.primitive("erfc", x * -math.sqrt(0.5)) * 0.5,
+    "logaddexp2": lambda x, other: (
+        lookup("logaddexp")(x * math.log(2.0), other * math.log(2.0)) / math.log(2.0)
+    ),
+    "float_power": lambda x, exponent: ir.primitive("pow", lookup("to")(x, "float64"), exponent),
+    "isposinf": lambda x: ir.primitive("eq", x, math.inf),
+    "isneginf": lambda x: ir.primitive("eq", x, -math.inf),
+    "dist": lambda x, other, p=2.0: lookup("norm")(x - other, p),
     "data": lambda x: lookup("detach")(x),
 }

@@ -27,6 +27,7 @@ _TORCH: Mapping[str, Callable[..., Any]] = {
     "sqrt": torch.sqrt,
     "rsqrt": torch.rsqrt,
     "erf": torch.erf,
+    "erfc": torch.erfc,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "sin": torch.sin,

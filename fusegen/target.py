@@ -150,6 +150,7 @@ _COMMON = {
     "sqrt": "sqrt{f}({0})",
     "rsqrt": "{one} / sqrt{f}({0})",
     "erf": "erf{f}({0})",
+    "erfc": "erfc{f}({0})",
     "tanh": "tanh{f}({0})",
     "sigmoid": "{one} / ({one} + exp{f}(-{0}))",
     "sin": "sin{f}({0})",
@@ -199,11 +200,10 @@ _COMMON = {
     "to_index": "static_cast<int>({0})",
 }
 
-
 _CALLED = (
-    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "pow", "atan2"),
-    *("sin", "cos", "tan", "asin", "acos", "atan"),
-    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow", "erf", "erfc", "sin"),
+    *("cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh"),
+    "atanh",
 )
 _LIBRARY = {**{op: op for op in _CALLED}, "sigmoid": "exp", "exp2_flushed": "exp2"}
 # Primitives that take a function where others take an instruction.
@@ -345,7 +345,7 @@ _SPOKEN_FOR = """
     combine_team compare compl const constexpr continue cos cosh count count_of counted counts
     cudaGetErrorString d deal decltype default definition delete device dim3 distance distance_1
     distance_2 distance_3 distances divide do double draw draw_singly drift dynamic_cast e each
-    early edge edge_lane edges element elements elements_of else end enter_row enum erf erf_of
+    early edge edge_lane edges element elements elements_of else end enter_row enum erf erf_of erfc
     error_text excess exchange exp exp2 exp2_flushed exp_of expect explicit expm1 exponent export
     extern f fabs fabsf factor false families far few finish finite first first_element first_inner
     first_middle first_outer fit float float16 floor fma fmaf fmod fold folded follow for found

@@ -24,6 +24,7 @@ Array = np.ndarray[Any, Any]
 Domain = Mapping[int, int]  # axis -> size, in the order of an array's dimensions
 
 _erf = np.frompyfunc(math.erf, 1, 1)
+_erfc = np.frompyfunc(math.erfc, 1, 1)
 
 
 def _sigmoid(x: Array) -> Array:
@@ -44,6 +45,7 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "sqrt": np.sqrt,
     "rsqrt": lambda x: 1.0 / np.sqrt(x),
     "erf": lambda x: np.asarray(_erf(x)).astype(x.dtype),
+    "erfc": lambda x: np.asarray(_erfc(x)).astype(x.dtype),
     "tanh": np.tanh,
     "sigmoid": _sigmoid,
     "sin": np.sin,

@@ -67,15 +67,17 @@ def rpow(x: Expr, other: Expr | float) -> Expr:
     return primitive("pow", other, x)
 
 
-def _left_by(x: Expr, other: float) -> tuple[Expr, Expr]:
+def _left_by(x: Expr, other: Expr | float) -> tuple[Expr, Expr]:
     """What is left of x by other with x's sign, and whether other has another one."""
     left = primitive("fmod", x, other)
+    if isinstance(other, Expr):
+        return left, (other > 0) & (left < 0) | (other < 0) & (left > 0)
     return left, left > 0 if other < 0 else left < 0
 
 
-@op(reference="torch.remainder", samples=[(0.75,), (-0.5,)], ulp=0)
-def remainder(x: Expr, other: float) -> Expr:
-    """What is left of x by a number, with the sign of that, as Python's %."""
+@op(reference="torch.remainder", samples=[(0.75,), (-0.5,), ()], ulp=0)
+def remainder(x: Expr, other: Expr | float) -> Expr:
+    """What is left of x by a number or a tensor, with the sign of that, as Python's %."""
     left, differs = _left_by(x, other)
     return primitive("where", differs, left + other, left)
 
@@ -84,11 +86,11 @@ def _floored(x: Any, other: Any) -> Any:
     return function_of("torch.div")(x, other, rounding_mode="floor")
 
 
-@op(reference=_floored, samples=[(0.75,), (-0.5,)], ulp=1, equal="torch.floor_divide")
-def floor_divide(x: Expr, other: float) -> Expr:
-    """x by a number, rounded down; gradient 0."""
+@op(reference=_floored, samples=[(0.75,), (-0.5,), ()], ulp=1, equal="torch.floor_divide")
+def floor_divide(x: Expr, other: Expr | float) -> Expr:
+    """x by a number or a tensor, rounded down; gradient 0."""
     left, differs = _left_by(x, other)
-    if x.kind == "whole":
+    if _are_integers(x, other):
         cut = quotient(x, other)
         return primitive("where", differs, cut - 1, cut)
     exact = (x - left) / other
@@ -97,7 +99,13 @@ def floor_divide(x: Expr, other: float) -> Expr:
     whole = primitive("where", exact - whole > 0.5, whole + 1.0, whole)
     as_divided = primitive("detach", x / other)
     whole = primitive("where", primitive("eq", exact, 0.0), as_divided * 0.0, whole)
+    if isinstance(other, Expr):
+        return primitive("where", primitive("eq", other, 0.0), as_divided, whole)
     return whole if other else as_divided
+
+
+def _are_integers(x: Expr, other: Expr | float) -> bool:
+    return x.kind == "whole" and not (isinstance(other, Expr) and other.kind == "number")
 
 
 def _cut(x: Any, other: Any) -> Any:
@@ -107,7 +115,7 @@ def _cut(x: Any, other: Any) -> Any:
 @op(reference=_cut, samples=[(0.75,), (-0.5,)], ulp=1, equal="torch.div")
 def trunc_divide(x: Expr, other: Expr | float) -> Expr:
     """x by a number or a tensor, cut off behind the point; gradient 0."""
-    if x.kind == "whole" and not (isinstance(other, Expr) and other.kind == "number"):
+    if _are_integers(x, other):
         return quotient(x, other)
     return primitive("trunc", x / other)
 

@@ -228,7 +228,7 @@ def _by_soft_margin(x: Any, target: Any, **more: Any) -> Any:
 )
 def soft_margin_loss(x: Expr, target: Expr, *, reduction: Reduction = "mean") -> Expr:
     """log(1 + exp(-target * x)), target being 1 or -1."""
-    return _of_all(primitive("log1p", primitive("exp", -target * x)), reduction)
+    return _of_all(-logsigmoid.function(target * x), reduction)
 
 
 @op(
