@@ -22,11 +22,6 @@ def refuse_truth(x: Expr) -> bool:
     raise TypeError(told)
 
 
-def refuse_parts(x: Expr) -> Any:
-    """Raise for `a, b = x` and the like."""
-    raise TypeError("an Expr has no parts before a call; of halves write x.chunk(2, dim)")
-
-
 def refuse_products(x: Expr, other: object) -> Any:
     """Raise for x @ other."""
     raise ChainError(f"x @ y: {UNKNOWN['matmul']}")

@@ -21,7 +21,7 @@ from fusegen.ir import Expr
 from fusegen.meeting import apart, beside, conditions_beside_integers
 from fusegen.moving import looked_up, moved
 from fusegen.ops import ALIASES, OPS, lookup, nearest
-from fusegen.refused import refuse_parts, refuse_products, refuse_truth
+from fusegen.refused import refuse_products, refuse_truth
 from fusegen.shaping import as_numbers, is_part, part_of, selected
 from fusegen.sizes import says_last, shape_of, with_numbers
 from fusegen.spellings import FILLED, OF_SIZES, RENAMED, SPELLED, cast
@@ -385,7 +385,7 @@ def be_like_tensors() -> None:
         "__torch_function__": classmethod(of_torch),
         "__getattr__": attribute_of,
         "__getitem__": item_of,
-        "__iter__": refuse_parts,
+        "__iter__": lambda x: iter(x.unbind()),
         "__bool__": refuse_truth,
         "__setitem__": assign,
         "__xor__": SPELLED["logical_xor"],

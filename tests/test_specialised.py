@@ -1268,6 +1268,8 @@ def test_how_a_value_lies_is_told_by_the_call(device):
         lambda x: torch.stack([part.exp() for part in x.unbind(0)][:1], -1),
         lambda x: torch.cat([part.exp() for part in x.unbind(0)][:1], -1),
         lambda x: x.exp().ravel() * x.numel(),
+        lambda x: sum(part.exp() for part in x),
+        lambda x: (lambda first, *rest: first * rest[-1].exp())(*x.permute(1, 0)),
     ],
 )
 def test_parts_that_are_no_equal_ones_and_few_values_are_torchs(function, device):
