@@ -25,7 +25,7 @@ _WIDENED: Mapping[str, frozenset[str]] = {
             *("layernorm", "rms_norm", "group_norm", "normalize", "norm"),
             "cosine_similarity",
             *("softmax", "softmin", "log_softmax", "logsumexp", "sum"),
-            *("lp_pool1d", "lp_pool2d", "nll_loss", "cross_entropy"),
+            *("lp_pool1d", "lp_pool2d", "lp_pool3d", "nll_loss", "cross_entropy"),
             *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
             *("binary_cross_entropy_with_logits", "soft_margin_loss", "hinge_embedding_loss"),
             *("margin_ranking_loss", "poisson_nll_loss"),
@@ -35,6 +35,7 @@ _WIDENED: Mapping[str, frozenset[str]] = {
     "cpu": frozenset(
         (
             *("avg_pool3d", "max_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d"),
+            "lp_pool3d",
             *("nll_loss", "cross_entropy", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
             *("kl_div", "binary_cross_entropy_with_logits", "soft_margin_loss"),
             *("hinge_embedding_loss", "margin_ranking_loss", "poisson_nll_loss"),

@@ -70,6 +70,16 @@ def _of_labels(
     return _of_all(lookup("mean")(loss, -1), reduction)
 
 
+def _of_margins(
+    x: Expr, target: Expr, p: int = 1, margin: float = 1.0, reduction: str = "mean"
+) -> Expr:
+    """How far each other class comes within a margin of the target's, averaged over classes."""
+    own = lookup("gather")(x, -1, lookup("unsqueeze")(target, -1))
+    within = lookup("clamp")(margin - own + x, min=0.0) ** p
+    classes = told_of(x, "torch's multi_margin_loss: x.shape is not known before a call").shape[-1]
+    return _of_all(lookup("mean")(within, -1) - max(margin, 0.0) ** p / classes, reduction)
+
+
 def _cross_entropy(x: Expr, target: Expr, *args: Any, **kwargs: Any) -> Expr:
     """By labels an operation; by probabilities of the classes, where the call says they are."""
     call = current_call()
@@ -242,6 +252,7 @@ COMPOSED: Mapping[str, Callable[..., Any]] = {
     "triplet_margin_loss": _triplet,
     "cosine_embedding_loss": _by_cosine,
     "multilabel_soft_margin_loss": _of_labels,
+    "multi_margin_loss": _of_margins,
     "cross_entropy": _cross_entropy,
     "nansum": _without_nan("sum"),
     "nanmean": _without_nan("mean"),

@@ -67,9 +67,13 @@ UNKNOWN: Mapping[str, str] = {
         "a chain follows a product or a convolution: call it with what that gives",
     ),
     **dict.fromkeys(
-        ("cumsum", "sort", "topk"),
+        ("cumsum", "cumprod", "logcumsumexp", "sort", "argsort", "topk", "median", "kthvalue"),
         "no step does it; compile what stands before and behind it as chains of their own",
     ),
+    **{
+        f"max_pool{n}d_with_indices": "of max pooling a chain gives the values, not their indices"
+        for n in (1, 2, 3)
+    },
 }
 PARTS = "how many parts it has is not known; they are x.select(dim, 0), x.select(dim, 1), ..."
 # What to write in a chain's text for what only a function can say, or nothing can.

@@ -181,7 +181,14 @@ def awaited(state: Pass, window: Extent) -> list[Expr]:
             of_elements[node] = None
     pooled = [n for n in of_elements if n.op != "reduce" or ir.reduction(n)[1] == window]
     wait = reduces_below(pooled)
-    return [r for r in wait if is_beyond(r) and not any(map(is_beyond, reduces_below(r.args)))]
+    ready = [r for r in wait if is_beyond(r) and not any(map(is_beyond, reduces_below(r.args)))]
+    # A mean and a variance of the same are found at once, whoever waits for which of them.
+    moments = {(r.args, ir.reduction(r)[1]) for r in ready if ir.reduction(r)[0] in arity.MOMENTS}
+    every = [
+        r for r in reduces_below(state.pending.values()) if ir.reduction(r)[0] in arity.MOMENTS
+    ]
+    both = [r for r in every if (r.args, ir.reduction(r)[1]) in moments]
+    return [*dict.fromkeys([*ready, *both])]
 
 
 def is_windowed(expr: Expr, window: Extent) -> bool:

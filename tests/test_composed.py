@@ -49,6 +49,10 @@ CASES = {
         lambda a, b, t: F.cosine_embedding_loss(a, b, t, margin=0.2),
         [of(3, 6), of(3, 6), torch.tensor([1.0, -1.0, 1.0])],
     ),
+    "margins": (
+        lambda x, t: F.multi_margin_loss(x, t) + F.multi_margin_loss(x, t, 2, 0.5, reduction="sum"),
+        [of(4, 6), torch.tensor([0, 5, 2, 2])],
+    ),
     "many labels": (
         lambda x, t, w: F.multilabel_soft_margin_loss(x, t, w),
         [of(4, 6), torch.rand(4, 6).round(), torch.rand(6)],
@@ -172,6 +176,7 @@ def test_gumbel_softmax_draws_as_torch_does(hard, device):
             lambda x: F.triplet_margin_loss(x, x * 2, x * 3, size_average=False),
             "unexpected keyword argument 'size_average'",
         ),
+        (lambda x: F.max_pool2d(x, 2, return_indices=True), "values, not their indices"),
         (lambda x: F.local_response_norm(x, 4), "got size=4, wanted an odd one"),
     ],
 )

@@ -1038,6 +1038,9 @@ CASES = [
     ("gelu | group_norm(2, w, b)", (7, 8, 71, 142), [(8,)] * 2, {"processors": 24}, "row"),
     ("group_norm(2, w, b) | silu", (3, 8, 64, 70), [(8,)] * 2, {"dtype": "bfloat16"}, "row"),
     ("gelu | group_norm(2, w, b)", (3, 8, 142, 142), [(8,)] * 2, {"processors": 24}, "row"),
+    # The mean and the variance in one pass, though the windows wait for the mean alone.
+    (f"{_TRAINED} | avg_pool2d(2)", (4, 16, 8, 12), [(16,)] * 2, {}, "window"),
+    (f"{_TRAINED} | avg_pool2d(2)", (4, 16, 8, 12), [(16,)] * 2, {"layout": _LAST}, "window"),
 ]
 
 

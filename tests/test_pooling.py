@@ -72,6 +72,7 @@ CASES = [
     ("lp_pool2d(2, 2)", (2, 2, 4, 5), []),
     ("lp_pool2d(2, 3, 2, True) | tanh", (2, 2, 4, 5), []),
     ("abs | lp_pool1d(3, 3, 1)", (2, 2, 6), []),
+    ("lp_pool3d(2, 2) | tanh", (2, 2, 4, 5, 4), []),
     # One after the other.
     ("avg_pool1d(2) | gelu | max_pool1d(2)", (2, 3, 9), []),
 ]

@@ -111,6 +111,12 @@ def test_a_chain_is_one_kernel_and_its_gradient_one_pass(text, ahead, back):
     assert backwards == back
 
 
+@pytest.mark.parametrize("pool", ["avg_pool2d(2)", "max_pool2d(2)"])
+def test_statistics_are_found_in_one_pass_whichever_of_them_windows_wait_for(pool):
+    forwards, _ = families(f"batch_norm(weight=w, bias=b, training=True) | {pool}")
+    assert forwards == ["inner", "finalise", "window"]
+
+
 @pytest.mark.parametrize("order", [None, (-4, -2, -1, -3)])
 def test_a_pooled_chains_gradients_leave_one_kernel_that_reads_each_tensor_once(order):
     _, backward = entries("mul_channel | leaky_relu(0.2) | max_pool2d(2)", order=order)

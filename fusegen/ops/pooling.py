@@ -329,6 +329,24 @@ def lp_pool2d(
     return _power_average(x, norm_type, _each(kernel_size, 2), is_ceil=ceil_mode)
 
 
+@op(
+    reference="torch.nn.functional.lp_pool3d",
+    samples=[(2.0, 2), (3.0, (3, 2, 2), 2, True)],
+    window_axes=3,
+    windowing=_windows,
+    check=_problem(3),
+)
+def lp_pool3d(
+    x: Expr,
+    norm_type: float,
+    kernel_size: int | tuple[int, ...],
+    stride: int | tuple[int, ...] | None = None,
+    ceil_mode: bool = False,
+) -> Expr:
+    """The norm_type-th root of the sum of the norm_type-th powers of each window of three axes."""
+    return _power_average(x, norm_type, _each(kernel_size, 3), is_ceil=ceil_mode)
+
+
 def _register_adaptive(axis_count: int) -> None:
     """adaptive_avg_pool and adaptive_max_pool of this many axes."""
     axes = {1: "the last axis", 2: "the last two axes", 3: "the last three axes"}[axis_count]
