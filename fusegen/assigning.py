@@ -78,7 +78,8 @@ def _assigned(x: Any, key: object, value: object) -> Expr:
     x = known(x, "x[...] = y") if tracing is None or is_tensor(x) else tracing.overwriting.now(x)
     if tracing is None or is_given(x):
         raise ChainError(
-            "x[...] = y changes what the chain is given in place; write x = x.clone() before it"
+            "x[...] = y changes what the chain is given in place; write x = x.clone() before it, "
+            "and change what outlives the call, as a module's buffer does, outside of the chain"
         )
     _refuse_history(tracing, x, "x[...] = y")
     if call is None:

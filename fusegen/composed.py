@@ -15,6 +15,12 @@ from fusegen.ops import lookup
 from fusegen.unsaid import NotKnownYet, current_call, told_of
 
 
+def _item(x: Any, key: object) -> Expr:
+    """x[key], as a function has it: expressions are like tensors there."""
+    found: Expr = x[key]
+    return found
+
+
 def _distance(
     x: Expr, other: Expr, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> Expr:
@@ -143,7 +149,7 @@ def _softmax_with_gumbel(
     """A sample of categories; where it is hard their one-hot, with the gradient of the sample."""
     own = told_of(logits, "torch's gumbel_softmax: logits.shape is not known before a call")
     torch = sys.modules["torch"]
-    like = torch.empty_like(getattr(own, "like", own), device=own.device)
+    like = torch.empty(own.shape, dtype=own.dtype, device=own.device)  # dense, as torch draws them
     noise = held(-like.exponential_().log())
     soft: Expr = lookup("softmax")((logits + noise) / tau, dim)
     if not hard:
@@ -240,6 +246,22 @@ def _sine_by_angle(x: Expr) -> Expr:
     return ir.primitive("where", is_zero, 1.0, ir.primitive("sin", angle) / angle)
 
 
+def _outer(x: Expr, other: Any) -> Expr:
+    """Products of each element of one vector with each of another."""
+    found: Expr = lookup("unsqueeze")(x, -1) * other
+    return found
+
+
+def _steps_along(x: Expr, n: int = 1, dim: int = -1) -> Expr:
+    """How much larger each element along an axis is than the one before it."""
+    if n != 1:
+        raise ChainError(f"torch's diff: got n={n}, wanted 1; take the differences of differences")
+    whole = slice(None)
+    before, behind = ((whole,) * dim, ()) if dim >= 0 else ((...,), (whole,) * (-dim - 1))
+    later, sooner = ((*before, cut, *behind) for cut in (slice(1, None), slice(None, -1)))
+    return _item(x, later) - _item(x, sooner)
+
+
 def _times_log1p(x: Expr, other: Expr) -> Expr:
     """x log(1 + other), 0 where x is 0 and other a number."""
     is_none = ir.primitive("le", other, -1.0) | ir.primitive("eq", other, math.inf)
@@ -266,6 +288,8 @@ COMPOSED: Mapping[str, Callable[..., Any]] = {
     "div": _divided,
     "round": _rounded,
     "local_response_norm": _over_neighbours,
+    **dict.fromkeys(("outer", "ger"), _outer),
+    "diff": _steps_along,
     "signbit": _is_negative,
     "copysign": _with_sign,
     "hypot": _hypotenuse,

@@ -204,8 +204,11 @@ class Layer(nn.Module):
         """
         from fusegen.telling import explained  # here, because a call needs no text
 
-        chosen, given = self._prepared(x, operands, named)
-        return explained(chosen, self._input, self._among(given), target, bandwidth)
+        def told(chosen: Chosen, given: Mapping[str, Tensor]) -> str:
+            return explained(chosen, self._input, self._among(given), target, bandwidth)
+
+        found: str = self._tried(told, x, operands, named)
+        return found
 
     def forward(self, x: Tensor | None = None, /, *operands: Tensor, **named: Tensor) -> Any:
         """What the compiled chain gives for x, the operands that are held and those passed here."""
@@ -214,16 +217,28 @@ class Layer(nn.Module):
             return self._in_another(x, operands, named)
         if x is None:
             x = named.pop(self._input, None)
+        return self._tried(self._called, x, operands, named)
+
+    def _tried(
+        self,
+        asked: Callable[[Chosen, Mapping[str, Tensor]], Any],
+        x: Any,
+        operands: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> Any:
+        """What is asked of the chain for these tensors: of one traced for the call, where the
+        module's own chain does not take them.
+        """
         chosen, given = self._prepared(x, operands, named)
         try:
-            return self._called(chosen, given)
+            return asked(chosen, given)
         except (ArgumentError, UnsupportedError) as error:
             modes = next((m for m, other in self._by_mode.items() if other is chosen), None)
             if self._optionals is None or modes is None:
                 raise
             self._by_mode[modes] = Answers()
             try:
-                return self._called(*self._prepared(x, operands, named))
+                return asked(*self._prepared(x, operands, named))
             except Exception:
                 self._by_mode[modes] = chosen
                 raise error from None

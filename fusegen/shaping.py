@@ -204,7 +204,7 @@ def part_of(x: Expr, axis: int, key: slice) -> Expr:
     start, stop, step = key.start, key.stop, key.step
     if isinstance(step, int) and step > 1 and stop is None and start in (None, *range(step)):
         apart = lookup("unflatten")(x, axis, (-1, step))
-        return selected(apart, axis + 1 if axis >= 0 else -1, start or 0)
+        return selected(apart, axis + 1 if axis >= 0 else axis, start or 0)
     if step in (None, 1):
         is_cut = any(isinstance(k, SizeOf) for k in (start, stop)) and all(
             isinstance(k, SizeOf | None) or k == 0 for k in (start, stop)

@@ -29,6 +29,11 @@ def situation_of(
     # Here, because a call needs no text.
     from fusegen.describe import Situation
 
+    if not isinstance(target, str | None):
+        raise ArgumentError(
+            f"target: got a {type(target).__name__}, wanted 'cuda' or 'cpp'; of a tensor x write "
+            "shape=tuple(x.shape)"
+        )
     if not isinstance(operands, Mapping | None):
         raise ArgumentError(f"operands: got a {type(operands).__name__}, wanted shapes by name")
     if not isinstance(gaps, list | tuple) or not all(isinstance(name, str) for name in gaps):

@@ -30,6 +30,7 @@ from fusegen.unsaid import (
     FILLING,
     MOVING,
     PLACING,
+    PRODUCTS,
     SEEING,
     UNKNOWN,
     current_call,
@@ -189,6 +190,8 @@ def _is_operation(name: str) -> bool:
 
 def _called(where: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The operation of this name, with arguments as torch has them."""
+    if name in PRODUCTS:
+        raise ChainError(f"{where}: {UNKNOWN[name]}")
     first, *_ = args or [kwargs.get("input")]
     first = first if isinstance(first, Expr) else known(first, where)
     args = apart([known(value, where) for value in args])
@@ -322,9 +325,7 @@ def _assigning(sign: str, method: Callable[[Expr, Any], Expr]) -> Callable[[Expr
     def computed(x: Expr, other: Any) -> Expr:
         where, way = f"x {sign}= y", f"write x = x {sign} y"
         if is_given(x):
-            changed = (
-                f"{where}: what the function is given is left as it is, where torch changes it"
-            )
+            changed = f"{where}: what the function is given is left as it is, but torch changes it"
             warnings.warn(f"{changed}; {way}", stacklevel=6)
         return replacing(where, way, x, (other,), lambda: method(x, other))
 

@@ -46,6 +46,7 @@ PLACING += ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "interpolate"
 FILLING = ("copy_", "fill_", "zero_")  # what puts something in the place of all of a value
 # Of what moves elements, what gives a tensor of its own.
 COPYING = tuple(name for name in (*PLACING, *ADDING) if name not in ("diagonal", "unfold"))
+PRODUCTS = ("matmul", "mm", "bmm", "linear", "conv1d", "conv2d", "conv3d", "einsum")
 # What a tensor knows of itself, and what to write where a chain asks for it.
 UNKNOWN: Mapping[str, str] = {
     **dict.fromkeys(("item", "tolist", "numpy"), "it has no values before a call"),
@@ -63,7 +64,7 @@ UNKNOWN: Mapping[str, str] = {
         "have torch do it",
     ),
     **dict.fromkeys(
-        ("matmul", "mm", "bmm", "linear", "conv1d", "conv2d", "conv3d", "einsum"),
+        PRODUCTS,
         "a chain follows a product or a convolution: call it with what that gives",
     ),
     **dict.fromkeys(

@@ -99,6 +99,11 @@ CASES = {
         [torch.tensor([math.inf, -math.inf, math.nan, 0.0]), of(4)],
     ),
     "a distance": (lambda x, y: torch.dist(x, y) + torch.dist(x, y, 1), [of(5, 7), of(7)]),
+    "every product": (lambda x, y: torch.outer(x.exp(), y) * 2, [of(5), of(3)]),
+    "differences": (
+        lambda x: torch.diff(x, dim=1).sum(-1) + x.diff(dim=-2)[..., 0],
+        [of(3, 4, 5)],
+    ),
     "an angle": (lambda x, y: torch.arctan2(x, y), [of(6), of(6)]),
     "a normal": (
         lambda m, s, y: Normal(m, s.exp(), validate_args=False).log_prob(y).sum(-1),
@@ -145,9 +150,11 @@ def test_a_composed_function_is_torchs(case, device):
         torch.testing.assert_close(ours, eager, equal_nan=True, **NEAR)
 
 
+@pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize("hard", [False, True])
-def test_gumbel_softmax_draws_as_torch_does(hard, device):
-    x = torch.randn(50, 6, device=device, requires_grad=True)
+def test_gumbel_softmax_draws_as_torch_does(hard, is_turned, device):
+    x = torch.randn(50, 6, device=device)
+    x = (x.t().contiguous().t() if is_turned else x).requires_grad_()
 
     def function(x):
         return F.gumbel_softmax(x * 2, tau=0.5, hard=hard)

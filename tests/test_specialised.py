@@ -1425,3 +1425,24 @@ def test_what_pickle_cannot_name_is_not_pickled_by_halves():
     ):
         with pytest.raises((pickle.PicklingError, AttributeError)):
             pickle.dumps(fusegen.compile(function))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[..., ::2, :] * 2,
+        lambda x: x[..., ::2, ::2] * 2,
+        lambda x: x[..., 1::2, :4].relu(),
+        lambda x: x[..., ::3, 1::2] * x.shape[1],
+        lambda x: x.exp()[..., ::2, ::2, ::2],
+        lambda x: x[..., ::2, None] * 2,
+        lambda x: torch.cat((x[..., ::2, ::2], x[..., 1::2, ::2], x[..., ::2, 1::2]), 1) * 2,
+    ],
+)
+@pytest.mark.parametrize("shape", [(2, 8, 6, 8), (2, 4, 12, 4)])
+def test_every_so_manieth_place_is_taken_along_any_axis(function, shape, device):
+    x = torch.randn(shape, device=device, requires_grad=True)
+    found, wanted = fusegen.compile(function)(x), function(x)
+    torch.testing.assert_close(found, wanted)
+    ours, eager = (torch.autograd.grad(r.square().sum(), x) for r in (found, wanted))
+    torch.testing.assert_close(ours, eager)

@@ -6,7 +6,7 @@ from test_assigning import boxes, masked
 from torch import nn
 
 import fusegen
-from fusegen.errors import ChainError
+from fusegen.errors import ArgumentError, ChainError
 
 
 def _paragraphs(told: str) -> list[str]:
@@ -58,3 +58,36 @@ def test_a_layer_tells_of_its_modules_tensors():
     assert "x 1.6 kB" in told
     assert told.splitlines()[0] == layer.chain.text
     assert "weight_0 32 B" in told
+
+
+class Joined(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(5, 1))
+
+    def forward(self, a, b):
+        return torch.relu(self.scale * torch.cat([a, b], 1))
+
+
+def test_of_a_module_that_a_call_has_to_trace_explain_tells_before_the_first_call():
+    told = fusegen.Layer(Joined()).explain(torch.randn(2, 3, 4), torch.randn(2, 2, 4))
+    assert "a.cat(b, 1): a copy, (2, 5, 4), by torch" in told
+
+
+def test_a_tensor_in_the_place_of_a_target_is_told():
+    with pytest.raises(ArgumentError, match=r"got a Tensor, wanted 'cuda' or 'cpp'; of a tensor"):
+        fusegen.compile("relu").explain(torch.randn(3))
+
+
+def test_of_a_product_with_a_modules_own_tensor_it_is_told_that_chains_follow_products():
+    with pytest.raises(ChainError, match="matmul: a chain follows a product"):
+        fusegen.Layer(Multiplied())(torch.randn(2, 3))
+
+
+class Multiplied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3, 3))
+
+    def forward(self, x):
+        return torch.relu(torch.matmul(x, self.weight.T))
