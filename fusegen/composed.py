@@ -262,6 +262,17 @@ def _steps_along(x: Expr, n: int = 1, dim: int = -1) -> Expr:
     return _item(x, later) - _item(x, sooner)
 
 
+def _as_if_quantised(x: Expr, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Expr:
+    """x rounded to the steps of a quantised type, with the gradient of x as far as those reach."""
+    if isinstance(zero_point, Expr):
+        zero_point = lookup("type_as")(zero_point, x)
+    steps = ir.primitive("round", x * (1.0 / scale) + zero_point)
+    is_within = (steps >= float(quant_min)) & (steps <= float(quant_max))
+    nearest = lookup("clamp")(steps, float(quant_min), float(quant_max))
+    value = ir.primitive("detach", (nearest - zero_point) * scale)
+    return value + ir.primitive("where", is_within, x - ir.primitive("detach", x), 0.0)
+
+
 def _times_log1p(x: Expr, other: Expr) -> Expr:
     """x log(1 + other), 0 where x is 0 and other a number."""
     is_none = ir.primitive("le", other, -1.0) | ir.primitive("eq", other, math.inf)
@@ -290,6 +301,7 @@ COMPOSED: Mapping[str, Callable[..., Any]] = {
     "local_response_norm": _over_neighbours,
     **dict.fromkeys(("outer", "ger"), _outer),
     "diff": _steps_along,
+    "fake_quantize_per_tensor_affine": _as_if_quantised,
     "signbit": _is_negative,
     "copysign": _with_sign,
     "hypot": _hypotenuse,

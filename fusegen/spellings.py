@@ -118,7 +118,7 @@ def _embedded(x: Expr, weight: Expr, *args: Any, **kwargs: Any) -> Expr:
     return looked_up(weight, (x,))
 
 
-def _filled(x: Expr, fill_value: float, dtype: object = None) -> Expr:
+def _filled(x: Expr, fill_value: float, dtype: object = None, memory_format: Any = None) -> Expr:
     """A number in x's shape and type, or another: in the place of x where that is less than itself;
     of conditions, what always or never holds.
     """
@@ -128,7 +128,8 @@ def _filled(x: Expr, fill_value: float, dtype: object = None) -> Expr:
         op = "logical_or" if fill_value else "logical_and"
         return copied(ir.primitive(op, x, ir.primitive("logical_not", x)))
     found = lookup("where")(ir.primitive("lt", x, x), x, fill_value)
-    return copied(found if dtype is None else cast(found, dtype))
+    found = copied(found if dtype is None else cast(found, dtype))
+    return found if memory_format is None else _contiguous(found, memory_format)
 
 
 def _expanded_as(x: Expr, other: Expr) -> Expr:

@@ -104,6 +104,18 @@ CASES = {
         lambda x: torch.diff(x, dim=1).sum(-1) + x.diff(dim=-2)[..., 0],
         [of(3, 4, 5)],
     ),
+    "as if quantised": (
+        lambda x: torch.fake_quantize_per_tensor_affine(x, 0.05, 3, -8, 7) * 2,
+        [of(9, 7)],
+    ),
+    "as if quantised by tensors": (
+        lambda x, s, z: torch.fake_quantize_per_tensor_affine(x * 1.0, s, z, 0, 255),
+        [of(9, 7), torch.tensor(0.02), torch.tensor(120, dtype=torch.int32)],
+    ),
+    "as large, another layout": (
+        lambda x: torch.zeros_like(x, memory_format=torch.contiguous_format) + x.cos(),
+        [of(4, 3)],
+    ),
     "an angle": (lambda x, y: torch.arctan2(x, y), [of(6), of(6)]),
     "a normal": (
         lambda m, s, y: Normal(m, s.exp(), validate_args=False).log_prob(y).sum(-1),
