@@ -23,7 +23,13 @@ from dataclasses import dataclass
 
 from fusegen import ir
 from fusegen.choices import bounded, joined
-from fusegen.erfc import (
+from fusegen.ir import Expr, Graph, const, constant, primitive
+from fusegen.kernel import Kernel
+from fusegen.powers import MOST_EXPONENT, halved, users_of, whole_power
+from fusegen.program import STATISTIC
+from fusegen.promotion import FLOATING
+from fusegen.rewriting import joined_products, operation, rewritten
+from fusegen.tails import (
     ERF_SERIES,
     ERF_SERIES_END,
     LOG2_ERFC,
@@ -32,12 +38,6 @@ from fusegen.erfc import (
     erfc_of_size,
     polynomial,
 )
-from fusegen.ir import Expr, Graph, const, constant, primitive
-from fusegen.kernel import Kernel
-from fusegen.powers import MOST_EXPONENT, halved, users_of, whole_power
-from fusegen.program import STATISTIC
-from fusegen.promotion import FLOATING
-from fusegen.rewriting import joined_products, operation, rewritten
 from fusegen.target import COMPUTE, Target
 
 _LOG2_E = 1.0 / math.log(2.0)

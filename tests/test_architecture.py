@@ -104,7 +104,7 @@ ORDER = (
     "powers",
     "rewriting",
     "guarding",
-    "erfc",
+    "tails",
     "narrow",
     "statements",
     "indexing",

@@ -19,10 +19,10 @@ from fusegen.autodiff import NO_SHARE
 from fusegen.bind import bind
 from fusegen.choices import joined
 from fusegen.describe import Situation, sources
-from fusegen.erfc import LOG2_ERFC, LOG2_ERFC_IN_ERF, LOG2_ERFC_WIDE
 from fusegen.ir import Expr, primitive
 from fusegen.narrow import narrow_type, respelled
 from fusegen.program import derivative, forward
+from fusegen.tails import LOG2_ERFC, LOG2_ERFC_IN_ERF, LOG2_ERFC_WIDE
 from fusegen.target import CPP, CUDA, Target
 
 Array = np.ndarray[Any, Any]

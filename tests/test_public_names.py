@@ -33,6 +33,11 @@ def test_an_operation_is_an_attribute(name: str) -> None:
     assert getattr(fusegen, name) is OPS[name]
 
 
+def test_no_module_takes_the_name_of_an_operation() -> None:
+    modules = {path.stem for path in Path(fusegen.__file__).parent.glob("*.py")}
+    assert not modules & {*OPS, *ALIASES}
+
+
 def test_what_a_star_import_brings_exists_and_spares_pythons_own_abs_and_pow() -> None:
     brought: dict[str, object] = {}
     exec("from fusegen import *", brought)
