@@ -81,7 +81,7 @@ def _of_margins(
 ) -> Expr:
     """How far each other class comes within a margin of the target's, averaged over classes."""
     own = lookup("gather")(x, -1, lookup("unsqueeze")(target, -1))
-    within = lookup("clamp")(margin - own + x, min=0.0) ** p
+    within = lookup("clamp")(margin - (own - x), min=0.0) ** p  # exactly the margin of its own
     classes = told_of(x, "torch's multi_margin_loss: x.shape is not known before a call").shape[-1]
     return _of_all(lookup("mean")(within, -1) - max(margin, 0.0) ** p / classes, reduction)
 

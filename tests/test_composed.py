@@ -53,6 +53,10 @@ CASES = {
         lambda x, t: F.multi_margin_loss(x, t) + F.multi_margin_loss(x, t, 2, 0.5, reduction="sum"),
         [of(4, 6), torch.tensor([0, 5, 2, 2])],
     ),
+    "margins beside large values": (
+        lambda x, t: F.multi_margin_loss(x * 1e8, t, reduction="none"),
+        [of(4, 6), torch.tensor([0, 5, 2, 2])],
+    ),
     "many labels": (
         lambda x, t, w: F.multilabel_soft_margin_loss(x, t, w),
         [of(4, 6), torch.rand(4, 6).round(), torch.rand(6)],
