@@ -293,58 +293,31 @@ def avg_pool3d(
     )
 
 
-@op(
-    reference="torch.nn.functional.lp_pool1d",
-    samples=[(2.0, 2), (3.0, 3, 2, True)],
-    window_axes=1,
-    windowing=_windows,
-    check=_problem(1),
-)
-def lp_pool1d(
-    x: Expr,
-    norm_type: float,
-    kernel_size: int | tuple[int, ...],
-    stride: int | tuple[int, ...] | None = None,
-    ceil_mode: bool = False,
-) -> Expr:
-    """The norm_type-th root of the sum of the norm_type-th powers of each window."""
-    return _power_average(x, norm_type, _each(kernel_size, 1), is_ceil=ceil_mode)
+def _register_power_average(axis_count: int) -> None:
+    """lp_pool of this many axes."""
 
+    def pool(
+        x: Expr,
+        norm_type: float,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] | None = None,
+        ceil_mode: bool = False,
+    ) -> Expr:
+        return _power_average(x, norm_type, _each(kernel_size, axis_count), is_ceil=ceil_mode)
 
-@op(
-    reference="torch.nn.functional.lp_pool2d",
-    samples=[(2.0, 2), (3.0, (3, 2), 2, True)],
-    window_axes=2,
-    windowing=_windows,
-    check=_problem(2),
-)
-def lp_pool2d(
-    x: Expr,
-    norm_type: float,
-    kernel_size: int | tuple[int, ...],
-    stride: int | tuple[int, ...] | None = None,
-    ceil_mode: bool = False,
-) -> Expr:
-    """The norm_type-th root of the sum of the norm_type-th powers of each window of two axes."""
-    return _power_average(x, norm_type, _each(kernel_size, 2), is_ceil=ceil_mode)
-
-
-@op(
-    reference="torch.nn.functional.lp_pool3d",
-    samples=[(2.0, 2), (3.0, (3, 2, 2), 2, True)],
-    window_axes=3,
-    windowing=_windows,
-    check=_problem(3),
-)
-def lp_pool3d(
-    x: Expr,
-    norm_type: float,
-    kernel_size: int | tuple[int, ...],
-    stride: int | tuple[int, ...] | None = None,
-    ceil_mode: bool = False,
-) -> Expr:
-    """The norm_type-th root of the sum of the norm_type-th powers of each window of three axes."""
-    return _power_average(x, norm_type, _each(kernel_size, 3), is_ceil=ceil_mode)
+    axes = {1: "", 2: " of two axes", 3: " of three axes"}[axis_count]
+    pool.__name__ = f"lp_pool{axis_count}d"
+    pool.__doc__ = (
+        f"The norm_type-th root of the sum of the norm_type-th powers of each window{axes}."
+    )
+    kernel: int | tuple[int, ...] = (3, 2, 2)[:axis_count] if axis_count > 1 else 3
+    op(
+        reference=f"torch.nn.functional.{pool.__name__}",
+        samples=[(2.0, 2), (3.0, kernel, 2, True)],
+        window_axes=axis_count,
+        windowing=_windows,
+        check=_problem(axis_count),
+    )(pool)
 
 
 def _register_adaptive(axis_count: int) -> None:
@@ -374,5 +347,7 @@ def _register_adaptive(axis_count: int) -> None:
         )(function)
 
 
+for _count in (1, 2, 3):
+    _register_power_average(_count)
 for _count in (1, 2, 3):
     _register_adaptive(_count)
